@@ -128,6 +128,9 @@ RANK_TEST(TrainingTest, TrainsLikeOneProcess, {1, 3, 4}) {
   const auto group = init_process_group();
   for (const auto reduction : {Training::LossReduction::kMean, Training::LossReduction::kSum}) {
     Trainer trainer(group, {.epochs = 3, .loss = reduction});
+    // step() finalizes the backward itself.
+    trainer.model.set_require_manual_backward_finalization(reduction ==
+                                                           Training::LossReduction::kSum);
     double mean_loss = 0;
     std::multiset<int64_t> seen;
     while (trainer.training.next_epoch()) {
