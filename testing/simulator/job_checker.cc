@@ -180,7 +180,7 @@ void JobChecker::CheckReason(const Generation& generation) {
   // A restart also has a cause when the store lost it: a failure, or a newcomer.
   const bool is_for_nothing =
       absl::StrContains(round.reason, "starts again") && before != nullptr &&
-      before->own_failures == 0 && !before->is_draining &&
+      !before->has_failed() && !before->is_draining &&
       before->round.placement.group_world_size == round.placement.group_world_size;
   if (!is_for_nothing && !absl::StrContains(round.reason, "lost")) return;
   if (before != nullptr &&
@@ -211,13 +211,20 @@ void JobChecker::CheckBudget(const Generation& generation, int64_t now_us) {
                          before->round.restarts, ", and says that the last was ",
                          round.charged ? "charged" : "free"));
   }
-  if (round.charged && before->own_failures == 0) {
+  if (round.charged && !before->has_failed()) {
     Violate(absl::StrCat(name, ": a membership change was charged: ", round.reason));
   }
-  if (is_quiet_ && !round.charged && before->own_failures > before->excused_failures &&
+  if (is_quiet_ && !round.charged && before->has_failed_without_excuse() &&
       before->started_us - disturbed_at_us_ > limits_.fencing_us) {
     Violate(absl::StrCat(name, ": a failure was not charged: ", round.reason));
   }
+}
+
+bool JobChecker::Generation::has_failed_without_excuse() const {
+  // Nobody looks for hangs any more when the workers are asked to stop.
+  if (hung > 0 && !is_draining) return true;
+  return std::any_of(failed_us.begin(), failed_us.end(),
+                     [this](int64_t at_us) { return at_us < excuses_from_us; });
 }
 
 // Checks that the newcomer had waited for further ones when all were told to stop for it. It came
@@ -275,12 +282,8 @@ void JobChecker::OnWorkerEnded(NodeId node, const GenerationId& id, int rank, Ca
   const Key key(id.number, id.nonce);
   Generation& generation = generations_[key];
   generation.running.erase(rank);
-  if (cause != Cause::kOther) {
-    ++generation.own_failures;
-    // Nobody looks for hangs any more when the workers are asked to stop.
-    const bool is_unseen = cause == Cause::kHang && generation.is_draining;
-    if (is_unseen || now_us >= generation.excuses_from_us) ++generation.excused_failures;
-  }
+  if (cause == Cause::kOwnFailure) generation.failed_us.push_back(now_us);
+  if (cause == Cause::kHang) ++generation.hung;
   --nodes_[node].living_workers;
   if (std::exchange(generation.whole_since_us, -1) >= 0) {
     whole_.erase(std::remove(whole_.begin(), whole_.end(), key), whole_.end());

@@ -91,8 +91,7 @@ class JobChecker {
   // A worker of the generation waits too long for a peer while no store can tell whether the peer's
   // host is lost: the end of the generation may be charged or free.
   void OnHangWithoutStore(const elastic::GenerationId& generation) {
-    ++At(generation).own_failures;
-    ++At(generation).excused_failures;
+    ++At(generation).without_store;
   }
 
   // A node died, left, was stopped or was cut off. Membership may change and failures may go
@@ -143,12 +142,17 @@ class JobChecker {
     std::map<int, Member> members;  // by group rank, of the nodes that have reported it
     std::map<int, NodeId> running;  // rank -> node
     int ranks_known = 0;
-    int own_failures = 0;
-    int excused_failures = 0;  // of them: their restart may be free
+    // Workers that failed by themselves: when they did, how many hung, and how many while no store
+    // could tell whether they failed.
+    std::vector<int64_t> failed_us;
+    int hung = 0;
+    int without_store = 0;
     bool is_draining = false;
     int64_t excuses_from_us = INT64_MAX;           // see OnDrain
     int64_t drained_for_newcomers_us = INT64_MAX;  // when a node was told so
     bool hangs = false;
+    bool has_failed() const { return !failed_us.empty() || hung + without_store > 0; }
+    bool has_failed_without_excuse() const;
     int64_t started_us = 0;
     int memory_losses_at_start = 0;
     int64_t whole_since_us = -1;  // -1 when it does not run whole

@@ -15,7 +15,7 @@
 namespace ddp::testing {
 namespace {
 
-constexpr uint64_t kSeedsAtOnce = 33;
+constexpr uint64_t kSeedsAtOnce = 6;
 constexpr uint64_t kSeedsMax = 600;
 
 std::string Failures(const SeedSummary& summary) {
