@@ -74,9 +74,8 @@ std::vector<PlantedBug> ScriptBugs() {
        .symptom = "nothing happened to any node",
        .edits = {{.from = "if not is_frozen() then\n    reap()", .to = "if true then\n    reap()"}},
        .first_seed = 30000009},
-      // The symptom needs a round that the store forgot after some nodes were told of it. Another
-      // round then takes its number before one of these nodes is heard. Some nodes run the one
-      // round and some the other, so none runs whole.
+      // Needs a round that the store forgot after some nodes were told of it, and another one that
+      // takes its number before they are heard: none of the two runs whole.
       {.name = "no_nonce",
        .what = "two generations of one number are taken for the same",
        .symptom = "no generation runs",
