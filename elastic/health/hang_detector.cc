@@ -151,6 +151,7 @@ HangDetector::Hang HangDetector::Describe(const std::pair<const int, Rank>& entr
 
 std::optional<HangDetector::AtWork> HangDetector::FindAtWork(absl::Time now) const {
   std::optional<AtWork> found;
+  if (!IsOn()) return found;
   for (const auto& [local_rank, rank] : ranks_) {
     const absl::Duration stalled_for = now - rank.since;
     if (Waits(rank.page) || stalled_for < kWorthTelling) continue;

@@ -87,7 +87,8 @@ class HangDetector {
     Phase phase = Phase::kOther;
     absl::Duration stalled_for;
   };
-  // Returns the one that has made none for longest, at least kWorthTelling.
+  // Returns the one that has made none for longest, at least kWorthTelling. Nullopt before
+  // min_steps steps: others could wait for a hang that this node does not look for.
   static constexpr absl::Duration kWorthTelling = absl::Seconds(2);
   std::optional<AtWork> FindAtWork(absl::Time now) const;
 

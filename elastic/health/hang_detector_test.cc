@@ -303,6 +303,14 @@ TEST_F(HangDetectorTest, WhoWorksIsWatchedByItsOwnNodeWhateverOthersDo) {
   EXPECT_EQ(hang->stalled_for, absl::Seconds(30));
 }
 
+TEST_F(HangDetectorTest, NobodyIsToldToWaitForARankThatIsNotWatchedYet) {
+  Begin(kTwoNodes);
+  Train(9);
+  for (FakeRank& rank : ranks_) rank.Enter(Phase::kForward, now_);
+  EXPECT_EQ(Wait(absl::Minutes(1)), std::nullopt);
+  EXPECT_EQ(detector_.FindAtWork(now_), std::nullopt);
+}
+
 TEST_F(HangDetectorTest, BackwardIsWorkOfARankThatTellsItsWaits) {
   Begin(kTwoNodes);
   Train(20);
