@@ -4,6 +4,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <atomic>
 #include <cstdint>
@@ -25,6 +26,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 struct BlockImpl : torch::nn::Module {
@@ -299,36 +301,32 @@ TEST_P(CheckpointTest, WithoutItsStateTheGeneratorGoesOn) {
 // A loader, say, that draws from the process's generator all the time.
 class Drawer {
  public:
-  ~Drawer() {
-    end_ = true;
-    thread_.join();
-  }
+  ~Drawer() { Stop(); }
   // Returns when the thread has drawn again.
   void Await() const {
     const int64_t before = count_;
     while (count_ < before + 2) std::this_thread::yield();
   }
-  // Ends the thread, and returns true when each number came once.
+  // Stops, and returns true when each number came once.
   bool EachNumberOnce() {
-    end_ = true;
-    while (!ended_) std::this_thread::yield();
+    Stop();
     return std::set<int64_t>(drawn_.begin(), drawn_.end()).size() == drawn_.size();
   }
 
  private:
-  void Draw() {
-    while (!end_) {
-      drawn_.push_back(torch::empty({1}, torch::kLong).random_().item<int64_t>());
-      ++count_;
-    }
-    ended_ = true;
+  void Stop() {
+    end_ = true;
+    if (thread_.joinable()) thread_.join();
   }
 
   std::atomic<bool> end_{false};
-  std::atomic<bool> ended_{false};
   std::atomic<int64_t> count_{0};
   std::vector<int64_t> drawn_;  // 63 bits each
-  std::thread thread_{[this] { Draw(); }};
+  std::thread thread_{[this] {
+    for (; !end_; ++count_) {
+      drawn_.push_back(torch::empty({1}, torch::kLong).random_().item<int64_t>());
+    }
+  }};
 };
 
 TEST_P(CheckpointTest, DrawsTheSameNumbersWhileAnotherThreadDraws) {
@@ -342,27 +340,35 @@ TEST_P(CheckpointTest, DrawsTheSameNumbersWhileAnotherThreadDraws) {
     drawer.Await();
     return h * mask * noise;
   };
+  const auto inner = [&](const torch::Tensor& h) { return checkpoint(options_, segment, h); };
   for (int step = 0; step < 20; ++step) {
     masks.clear();
     const torch::Tensor x = torch::ones({64, 64}, torch::requires_grad());
-    const auto inner = [&](const torch::Tensor& h) { return checkpoint(options_, segment, h); };
-    const torch::Tensor y = step % 2 == 0
-                                ? checkpoint(options_, segment, x)
-                                : checkpoint(options_, inner, checkpoint(options_, segment, x));
-    y.sum().backward();
-    if (step % 2 == 0) {
-      ASSERT_EQ(masks.size(), 2U);
-      EXPECT_TRUE(torch::equal(masks[0], masks[1]));
-      EXPECT_TRUE(torch::equal(x.grad(), masks[0]));
-    } else {
-      ASSERT_EQ(masks.size(), 5U);  // the segment in `inner` is recomputed twice
-      EXPECT_TRUE(torch::equal(masks[1], masks[2]));
-      EXPECT_TRUE(torch::equal(masks[1], masks[3]));
-      EXPECT_TRUE(torch::equal(masks[0], masks[4]));
-      EXPECT_TRUE(torch::allclose(x.grad(), masks[0] * masks[1]));
-    }
+    checkpoint(options_, segment, x).sum().backward();
+    ASSERT_EQ(masks.size(), 2U);
+    EXPECT_TRUE(torch::equal(masks[0], masks[1]));
+    EXPECT_TRUE(torch::equal(x.grad(), masks[0]));
+    checkpoint(options_, inner, x * 1).sum().backward();
+    ASSERT_EQ(masks.size(), 5U);  // the segment in `inner` is recomputed twice
+    EXPECT_TRUE(torch::equal(masks[2], masks[3]));
+    EXPECT_TRUE(torch::equal(masks[2], masks[4]));
+    EXPECT_TRUE(torch::allclose(x.grad(), masks[0] + masks[2]));
   }
   EXPECT_TRUE(drawer.EachNumberOnce());
+}
+
+// A traced graph would keep the generator of the recording, and draw the same numbers for ever.
+TEST_P(CheckpointTest, ATraceKeepsNoGenerator) {
+  const auto segment = [](const torch::Tensor& h) { return h * torch::bernoulli(h.detach()); };
+  const torch::jit::Stack inputs = {torch::ones({8}, torch::requires_grad())};
+  const auto run = [&](torch::jit::Stack stack) -> torch::jit::Stack {
+    return {checkpoint(options_, segment, stack[0].toTensor())};
+  };
+  const auto traced = torch::jit::tracer::trace(
+      inputs, run, [](const torch::autograd::Variable&) { return ""; }, /*strict=*/true);
+  const std::string graph = traced.first->graph->toString();
+  EXPECT_THAT(graph, HasSubstr("aten::bernoulli"));
+  EXPECT_THAT(graph, Not(HasSubstr("Generator")));
 }
 
 TEST_P(CheckpointTest, RefusesWhatItCouldNotRepeat) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
@@ -78,8 +79,9 @@ class RandomDraw {
   static void Kernel(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
     keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-    c10::IValue* const place =
-        innermost == nullptr ? nullptr : MissingGenerator(operation.schema(), *stack);
+    // A traced graph would keep the generator.
+    const bool leave = innermost == nullptr || at::tracer::impl::is_dispatch_enabled();
+    c10::IValue* const place = leave ? nullptr : MissingGenerator(operation.schema(), *stack);
     if (place == nullptr) return operation.redispatchBoxed(keys, stack);
     const auto draw = [&](const at::Generator& generator) {
       *place = generator;
