@@ -4,6 +4,7 @@
 #include "elastic/rendezvous/rendezvous_core.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -488,6 +489,10 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   const bool is_new = !opened_.has_value() || opened_->number != opened->number;
   opened_ = *opened;
   forgotten_ = false;
+  if (const auto left = left_jobs_.find(opened_->token); left != left_jobs_.end()) {
+    std::tie(seen_, restarts_seen_) = left->second;
+    left_jobs_.erase(left);
+  }
   // The server may have lost what earlier heartbeats reported.
   heartbeats_.ForgetWhatWasSaid();
   if (is_new && !opened_->evicting_policy.empty()) {
@@ -672,6 +677,9 @@ void RendezvousCore::OnReplaced() {
 
 // The job was given up before this node was part of it. Opens another one and keeps no state.
 void RendezvousCore::OpenAnother() {
+  if (opened_.has_value() && seen_.number > 0) {
+    left_jobs_[opened_->token] = {seen_, restarts_seen_};
+  }
   opened_.reset();
   forgotten_ = false;
   subscribe_at_ = absl::InfiniteFuture();  // no channel until the next job is open

@@ -2,9 +2,11 @@
 #define DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_CORE_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -255,6 +257,9 @@ class RendezvousCore {
 
   GenerationId seen_;  // highest generation seen
   int restarts_seen_ = 0;
+  // The same of jobs that this node has left for another one, by token. A server that goes back to
+  // an earlier state may have such a job again.
+  std::map<std::string, std::pair<GenerationId, int>> left_jobs_;
   std::optional<Membership> mine_;
   std::string host_;  // host of the last offer
   bool left_ = false;
