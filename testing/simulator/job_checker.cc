@@ -50,7 +50,8 @@ void JobChecker::OnRound(NodeId node, const Round& round, const NodeOffer& offer
     CheckReason(generation);
   }
   CheckAgreement(round, generation.round);
-  if (nodes_[node].generation + 1 != round.generation.number) CheckGathering(generation, joined_us);
+  if (nodes_[node].generation + 1 != round.generation.number)
+    CheckGathering(generation, offer, joined_us);
   CheckSequence(nodes_[node], round);
   if (placement.local_world_size != offer.nproc) {
     Violate(absl::StrCat(name, ": node ", node, " offered ", offer.nproc, " workers and got ",
@@ -229,8 +230,9 @@ bool JobChecker::Generation::has_failed_without_excuse() const {
 
 // Checks that the newcomer had waited for further ones when all were told to stop for it. It came
 // to the store after `joined_us`, and the store decided before the nodes were told, so the real
-// wait was even shorter.
-void JobChecker::CheckGathering(const Generation& generation, int64_t joined_us) {
+// wait was even shorter. A newcomer that the cause does not name may have come after the decision.
+void JobChecker::CheckGathering(const Generation& generation, const NodeOffer& offer,
+                                int64_t joined_us) {
   const Generation* const before = Before(generation);
   const bool is_full =
       generation.round.placement.group_world_size > limits_.max_nodes - limits_.node_unit;
@@ -242,7 +244,12 @@ void JobChecker::CheckGathering(const Generation& generation, int64_t joined_us)
       joined_us > std::max(before->started_us, store_since_us_) &&  // a restart may set the clock
       joined_us < before->drained_for_newcomers_us;
   const int64_t waited_us = before->drained_for_newcomers_us - joined_us;
-  if (!came_while_it_ran || waited_us >= limits_.scale_up_delay_us) return;
+  const bool is_named =
+      absl::StrContains(generation.round.reason, absl::StrCat("node ", offer.host, " joins"));
+  if (!came_while_it_ran || waited_us >= limits_.scale_up_delay_us ||
+      (!is_named && waited_us < limits_.way_us)) {
+    return;
+  }
   Violate(absl::StrCat(Name(generation.round.generation),
                        ": newcomers were not gathered, one came ", waited_us / 1000,
                        "ms before: ", generation.round.reason));

@@ -43,6 +43,7 @@ class JobChecker {
     int max_node_losses = 1000;
     int node_unit = 1;
     int64_t scale_up_delay_us = 0;  // 0: not checked
+    int64_t way_us = 0;             // a request reaches the store within it
     bool ranks_are_wanted = false;  // nodes ask for group ranks, so a survivor may move
     // Longest time for which a node in contact with the store may run a generation that is over.
     int64_t fencing_us = 2000000;
@@ -176,7 +177,8 @@ class JobChecker {
   void CheckSequence(Node& node, const elastic::Round& round);
   void CheckReason(const Generation& generation);
   void CheckBudget(const Generation& generation, int64_t now_us);
-  void CheckGathering(const Generation& generation, int64_t joined_us);
+  void CheckGathering(const Generation& generation, const elastic::NodeOffer& offer,
+                      int64_t joined_us);
   bool HearsTheStore(const Generation& generation, int64_t now_us);
   bool RunsWell(const Generation& generation) const;
   const Generation* Before(const Generation& generation) const;

@@ -24,8 +24,6 @@ namespace {
 
 // Time from the keeper's end to the agent's, as in launcher/process/keeper.cc.
 constexpr int64_t kLastWordUs = 500'000;
-// Time from a worker's end until its agent has sent a report, without the network's.
-constexpr int64_t kVanishMaxUs = 50'000;
 
 int64_t DrawSkew(const Story& story, Random& random) {
   return story.clock_skew_us == 0 ? 0 : random.Between(-story.clock_skew_us, story.clock_skew_us);
@@ -63,8 +61,7 @@ void SimulatedNode::Start() {
       const int64_t window_us = stops_at_a_step ? world_.story->shutdown_timeout_us / 2 : 0;
       const int64_t now_us = world_.queue->now_us();
       // A failure may be on its way to the store when the drain begins there.
-      const int64_t way_us =
-          kVanishMaxUs + 15 * static_cast<int64_t>(world_.story->network.delay_mean_us);
+      const int64_t way_us = WayUs(*world_.story);
       const bool for_newcomers = absl::StrContains(news.cause, " join");
       world_.checker(job()).OnDrain(news.generation, for_newcomers, now_us + window_us - way_us,
                                     now_us);

@@ -139,6 +139,7 @@ JobChecker& Simulation::Checker(const std::string& job) {
                            .max_node_losses = story_.max_node_losses,
                            .node_unit = story_.node_unit,
                            .scale_up_delay_us = story_.scale_up_delay_us,
+                           .way_us = WayUs(story_),
                            .ranks_are_wanted = story_.node_ranks,
                            .fencing_us = story_.lease_us + 3 * kSecond,
                            // Less than the story's, because a node's own clock drifts.

@@ -239,6 +239,11 @@ int64_t HangWaitingLimitUs(const Story& story) {
   return 2 * HangLimitUs(story) + 2 * story.lease_us + kSecond;
 }
 
+int64_t WayUs(const Story& story) {
+  // The kernel and the agent, and requests that wait for one another.
+  return kSecond / 20 + 15 * static_cast<int64_t>(story.network.delay_mean_us);
+}
+
 std::string DebugString(const Story& story) {
   std::string text = absl::StrCat(
       "seed ", story.seed, ": ", story.hosts, " hosts, ", story.has_id ? "" : "no run id, ",

@@ -114,6 +114,9 @@ elastic::JobSpec JobOf(const Story& story);
 int64_t HangLimitUs(const Story& story);
 int64_t HangWaitingLimitUs(const Story& story);
 
+// Returns the time within which what happens on a node has reached the store, if no fault hits.
+int64_t WayUs(const Story& story);
+
 // Returns one line: the job, and each fault with its time in seconds.
 std::string DebugString(const Story& story);
 
