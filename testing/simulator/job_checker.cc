@@ -166,10 +166,16 @@ void JobChecker::CheckSequence(Node& node, const Round& round) {
   node.memory_losses = memory_losses_;
 }
 
+// Returns the generation of the number before, or null. Of several, one of which the store forgot,
+// it is the newest.
 const JobChecker::Generation* JobChecker::Before(const Generation& generation) const {
-  const uint64_t number = generation.round.generation.number;
-  const auto found = generations_.lower_bound({number - 1, std::string()});
-  return found != generations_.end() && found->first.first == number - 1 ? &found->second : nullptr;
+  const uint64_t number = generation.round.generation.number - 1;
+  const Generation* newest = nullptr;
+  for (auto found = generations_.lower_bound({number, std::string()});
+       found != generations_.end() && found->first.first == number; ++found) {
+    if (newest == nullptr || found->second.started_us > newest->started_us) newest = &found->second;
+  }
+  return newest;
 }
 
 // Checks that no node counts as lost, and no generation ends, without a fault of a node. A restart
@@ -215,7 +221,9 @@ void JobChecker::CheckBudget(const Generation& generation, int64_t now_us) {
   if (round.charged && !before->has_failed()) {
     Violate(absl::StrCat(name, ": a membership change was charged: ", round.reason));
   }
-  if (is_quiet_ && !round.charged && before->has_failed_without_excuse() &&
+  // The store had begun the drain, and the failure came before anybody was told.
+  const bool nobody_was_told = !before->is_draining && absl::StrContains(round.reason, " join");
+  if (is_quiet_ && !round.charged && !nobody_was_told && before->has_failed_without_excuse() &&
       before->started_us - disturbed_at_us_ > limits_.fencing_us) {
     Violate(absl::StrCat(name, ": a failure was not charged: ", round.reason));
   }
