@@ -239,7 +239,9 @@ void AgentCore::On(const WorkersStartedEvent& event) {
 
 void AgentCore::On(const WorkerExitedEvent& event) {
   if (living_.erase(event.local_rank) == 0 || phase_ == Phase::kFinished) return;
-  const bool asked = (phase_ == Phase::kStopping || stop_sent_) &&
+  // A request to stop at a common step explains no signal.
+  const bool is_unprompted = event.is_unprompted && phase_ != Phase::kStopping && !kill_sent_;
+  const bool asked = (phase_ == Phase::kStopping || stop_sent_) && !is_unprompted &&
                      EndedAsAsked(event.status, shutdown_signal_, kill_sent_);
   if (!event.status.succeeded() || event.stopped_as_asked) work_done_ = false;
   if (failures_.Complete(event.local_rank, event.status)) {  // the worker hung
@@ -252,7 +254,7 @@ void AgentCore::On(const WorkerExitedEvent& event) {
                              .wall_time = event.wall_time,
                              .error_file = event.status.error_file,
                              .is_victim = event.is_victim,
-                             .is_unprompted = event.is_unprompted && phase_ != Phase::kStopping,
+                             .is_unprompted = is_unprompted,
                              .said_at = event.said_at,
                              .instead = event.instead};
     const bool came_first = failures_.CameFirst(failure);
