@@ -283,6 +283,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
       SetStore(true);
     } else if (what == "empty") {
       redis_.database().Clear();
+      ++server_runs_;
       SetStore(true);
     } else if (what == "evict") {
       redis_.Command({"DEL", absl::StrCat("ddp:{", options_.job.run_id, "}:i1:", words.at(1))});
@@ -290,6 +291,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
       remembered_ = redis_.database();
     } else if (what == "roll-back") {
       redis_.database() = remembered_;
+      ++server_runs_;
     } else {
       ADD_FAILURE() << what;
     }
@@ -451,6 +453,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   absl::Duration server_offset_;
   bool store_up_ = true;
+  int server_runs_ = 1;
   std::map<std::string, std::unique_ptr<Node>> nodes_;
   std::map<std::string, GenerationId> generations_;  // last one notified to each agent
   std::map<std::string, GenerationId> reported_;     // that each agent reported a failure of last
@@ -459,7 +462,8 @@ class Story final : public ::ddp::testing::StoryPlayer {
                    .publish =
                        [this](std::string_view channel, std::string_view text) {
                          return Publish(std::string(channel), std::string(text));
-                       }}};
+                       },
+                   .run = [this] { return server_runs_; }}};
   std::vector<std::string> lines_;
 };
 

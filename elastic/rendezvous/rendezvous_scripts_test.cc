@@ -251,5 +251,25 @@ TEST_F(RefusedScriptsTest, AServerThatMayEvictKeysSaysSoToUsersWhoMayAsk) {
   EXPECT_EQ(*policy(Open("one")), "volatile-lru");
 }
 
+TEST_F(RefusedScriptsTest, AnotherServerGivesAllNodesAWholeLease) {
+  // Returns true when a heartbeat freezes membership, a sixth of the lease after the last tick.
+  const auto freezes_after = [this](const std::string& server) {
+    const int64_t now_s = std::stoll(*(*Root({"TIME"}).AsArray())[0].AsString());
+    Root({"HSET", absl::StrCat(kJob, "job"), "server", server, "frozen_until", "0", "tick",
+          absl::StrCat(now_s - 600, "000")});
+    EXPECT_TRUE(Run(Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", "", ""})).ok());
+    return Job("frozen_until") != "0";
+  };
+  EXPECT_EQ(Job("server"), "") << "this user may not ask";
+  EXPECT_FALSE(freezes_after("another"));
+  Rule("+info");
+  EXPECT_FALSE(freezes_after("")) << "a job of an older version";
+  const std::string server = Job("server");
+  EXPECT_TRUE(absl::StrContains(*Root({"INFO", "server"}).AsString(), "run_id:" + server + "\r"));
+  EXPECT_FALSE(freezes_after(server));
+  EXPECT_TRUE(freezes_after("another"));
+  EXPECT_EQ(Job("server"), server);
+}
+
 }  // namespace
 }  // namespace ddp::elastic

@@ -20,7 +20,8 @@ SimulatedStore::SimulatedStore(EventQueue* queue, Random random,
       on_run_(std::move(on_run)),
       redis_({.now_us = [this] { return server_now_us(); },
               .publish = [this](std::string_view channel,
-                                std::string_view text) { return Publish(channel, text); }}) {}
+                                std::string_view text) { return Publish(channel, text); },
+              .run = [this] { return starts_; }}) {}
 
 SimulatedStore::ClientId SimulatedStore::AddClient(std::string name) {
   clients_.push_back({.name = std::move(name)});

@@ -67,6 +67,16 @@ local function delete_old_store()
   set('old_stores', string.match(J.old_stores, '^%S+%s*(.*)$'))
 end
 
+-- Returns true where the server has started again, or another one has taken its place: it may have
+-- lost renewals of leases.
+local function is_another_server()
+  local before, run = J.server or '', server_run()
+  if run ~= '' and run ~= before then
+    set('server', run)
+  end
+  return run ~= '' and before ~= '' and run ~= before
+end
+
 local function tick()
   local since = now - num('tick')
   local is_back = since < -1000
@@ -80,9 +90,9 @@ local function tick()
   if is_back then
     start_clock_anew()
   end
-  -- No script has run for half a lease, so the store was away. Freeze membership for one lease, in
-  -- which all nodes can come back.
-  if is_back or since * 2 > lease_ms then
+  -- When no script has run for half a lease, the store was away. Freeze membership for one lease,
+  -- in which all nodes can come back.
+  if is_another_server() or is_back or since * 2 > lease_ms then
     set('frozen_until', text(now + lease_ms))
   end
   if now >= num('expired_at') then

@@ -58,7 +58,7 @@ local function create(instance)
     'max_step', '-1', 'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0',
     'frozen_until', '0', 'last_call_at', '0', 'expired_at', '0', 'no_progress', '0',
     'counts_steps', '0', 'first_step', '-1', 'after_drain', '0', 'newcomer_at', '0',
-    'newcomers_since', '0', 'max_world', '0',
+    'newcomers_since', '0', 'max_world', '0', 'server', server_run(),
     'fail_cause', '', 'fail_host', '', 'fail_rank', '', 'fail_exit', '', 'fail_victim', '',
     'fail_at', '', 'fail_progress', '', 'fail_step', '-1', 'world_size', '0',
     'end_kind', '', 'end_exit', '0', 'end_reason', '')
@@ -70,13 +70,7 @@ end
 -- Returns the server's policy where it evicts keys when its memory is short; '' where it evicts
 -- none, or where this user may not ask.
 local function evicting_policy()
-  if redis.acl_check_cmd and not redis.acl_check_cmd('INFO', 'memory') then
-    return ''
-  end
-  local info = redis.pcall('INFO', 'memory')
-  if type(info) ~= 'string' then
-    return ''
-  end
+  local info = info_of('memory')
   local policy = string.match(info, 'maxmemory_policy:(%S+)') or 'noeviction'
   return string.match(info, 'maxmemory:0') == nil and policy ~= 'noeviction' and policy or ''
 end

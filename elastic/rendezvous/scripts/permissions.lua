@@ -4,6 +4,20 @@
 --
 -- The list has each command, and each key of a job, at least once.
 
+-- Returns a section of the server's INFO, or '' where this user may not ask.
+local function info_of(section)
+  if redis.acl_check_cmd and not redis.acl_check_cmd('INFO', section) then
+    return ''
+  end
+  local info = redis.pcall('INFO', section)
+  return type(info) == 'string' and info or ''
+end
+
+-- Returns the id of this run of the server, which a restart and a fail-over change; '' if unknown.
+local function server_run()
+  return string.match(info_of('server'), 'run_id:(%x+)') or ''
+end
+
 -- Returns the first refused command of a job's transitions on keys with the prefix `base`, or nil.
 local function refused_for_job(base, name)
   local may = redis.acl_check_cmd

@@ -18,8 +18,8 @@ namespace ddp::testing {
 
 // The commands of MemoryDatabase, with access to its private fields. MemoryDatabase::Run() makes
 // one object for each call; a member function is one command. The definitions are in
-// key_commands.cc (keys, strings, PUBLISH and TIME), collection_commands.cc (hashes, sets, lists)
-// and sorted_set_commands.cc; Table() is in memory_database.cc. Thread-compatible.
+// key_commands.cc (keys, strings, PUBLISH, TIME and INFO), collection_commands.cc (hashes, sets,
+// lists) and sorted_set_commands.cc; Table() is in memory_database.cc. Thread-compatible.
 struct DatabaseCommands {
   using Entry = MemoryDatabase::Entry;
   using Hash = MemoryDatabase::Hash;
@@ -201,6 +201,7 @@ struct DatabaseCommands {
 
   void Publish();
   void Time();
+  void Info();
 };
 
 }  // namespace ddp::testing

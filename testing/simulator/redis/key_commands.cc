@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace ddp::testing {
 
 // --- keys
@@ -161,6 +163,10 @@ void DatabaseCommands::Time() {
   sink.BeginArray(2);
   sink.String(Number(now_us / 1000000).text());
   sink.String(Number(now_us % 1000000).text());
+}
+
+void DatabaseCommands::Info() {
+  sink.String(args[1] == "server" ? absl::StrCat("# Server\r\nrun_id:", world.run(), "\r\n") : "");
 }
 
 }  // namespace ddp::testing

@@ -62,6 +62,7 @@ const std::unordered_map<std::string_view, DatabaseCommands::Command>& DatabaseC
       {"LTRIM", {&C::LTrim, 4}},
       {"PUBLISH", {&C::Publish, 3}},
       {"TIME", {&C::Time, 1}},
+      {"INFO", {&C::Info, 2}},
   };
   return *kTable;
 }

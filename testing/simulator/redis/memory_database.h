@@ -32,9 +32,9 @@ class ReplySink {
 };
 
 // The part of Redis 7.0 that this project's scripts use, in memory: strings, hashes, sets, sorted
-// sets, lists, expiry, TIME and PUBLISH. Every command has the replies and errors of the real
-// server (see redis-server's documentation; lua_redis_test compares the two). Another command gets
-// the error of an unknown command.
+// sets, lists, expiry, TIME, PUBLISH, and the run_id of INFO. Every command has the replies and
+// errors of the real server (see redis-server's documentation; lua_redis_test compares the two).
+// Another command gets the error of an unknown command.
 //
 // Deterministic: equal commands at equal times give equal replies, in equal order. Where Redis
 // promises no order (HGETALL, SMEMBERS), the order differs from the real server's.
@@ -48,6 +48,8 @@ class MemoryDatabase {
     std::function<int64_t()> now_us;  // the server's clock, microseconds of Unix time
     // Returns the number of subscribers to which the message was sent.
     std::function<int64_t(std::string_view channel, std::string_view message)> publish;
+    // Returns the number of times that the server has been started: its run_id in INFO.
+    std::function<int()> run = [] { return 1; };
   };
 
   // `args[0]` names the command in any case; at least one argument.
