@@ -44,10 +44,10 @@ namespace ddp::elastic {
 //   the agent asks this generation to end. Both loops then end and the trainer returns 0. The next
 //   generation continues at the same step.
 // - One deadline covers all of an end on request: the steps up to the common last step, the save,
-//   and the end of the process. The deadline is ddprun's --shutdown-timeout, 30 s by default. When
-//   it passes, the agent kills the process. The unfinished checkpoint is then lost, and the next
-//   generation continues from the newest complete one. Set the timeout above the time of a few
-//   steps and a save.
+//   and the end of the process. The deadline is ddprun's --shutdown-timeout, 30 s by default, or
+//   twice the longest step. Each step and each block of the save gives that time anew, up to ten
+//   times --shutdown-timeout. When it passes, the agent kills the process. The unfinished
+//   checkpoint is then lost, and the next generation continues from the newest complete one.
 // - The agent sees the phase of the loop: data in next_batch(), forward from there to step(),
 //   backward, optimizer and checkpoint. From the end of an epoch to next_epoch() the phase is
 //   evaluation. session().phase(...) sets another phase in between.

@@ -109,8 +109,10 @@ class WorkerSession {
   // Call it after every commit. When it returns true, save a checkpoint and return 0 from main. The
   // job then continues in a new generation and loses nothing. The agent stops a program that never
   // calls should_stop() by SIGTERM.
-  // The process must end within --shutdown-timeout (30 s) of the agent's request. The steps up to
-  // the common step are part of that time, and so is the save. Then the agent sends SIGKILL.
+  // The process must end within --shutdown-timeout (30 s) of the agent's request, or twice the
+  // longest step. The steps up to the common step are part of that time, and so is the save. Each
+  // of these steps, each block of the save and each progress() gives that time anew, up to ten
+  // times --shutdown-timeout. Then the agent sends SIGKILL.
   //
   // Without an agent: returns true when SIGTERM has arrived since handle_sigterm(). Ranks may see
   // SIGTERM after different steps, so all-reduce the answer before acting on it.
