@@ -345,7 +345,7 @@ void SettleLogs(const JobInput& input, const LogLayout& layout, const elastic::J
 }
 
 // Waits for the other nodes, since the server that they need ends with this process.
-void LeaveOthersWithoutServer(const JobInput& input, const Parts& parts, int hurry_fd) {
+void LeaveOthersWithoutServer(const Parts& parts, absl::Time signalled_at, int hurry_fd) {
   if (parts.place.server == nullptr || parts.config.job.limits.max_nodes == 1) return;
   FarewellOptions options;
   options.endpoint = parts.place.endpoint;
@@ -353,6 +353,7 @@ void LeaveOthersWithoutServer(const JobInput& input, const Parts& parts, int hur
   options.instance = parts.rendezvous->instance();
   options.own_generation = parts.status->Status(parts.clock.Now()).generation;
   options.host = parts.config.host;
+  options.end_by = EndOfFarewell(signalled_at, options.job.times);
   options.hurry_fd = hurry_fd;
   AwaitOthers(options, parts.event_loop.get(), parts.rendezvous.get(), parts.clock);
 }
@@ -417,9 +418,9 @@ int Run(const JobInput& input, const AgentContext& context) {
   // Signals from now on no longer change the result, but shorten the waits that follow.
   const UniqueFd hurry = WatchHeldSignals(input.options.config.signals_to_handle);
   parts.spawner->AwaitStrays();
-  LeaveOthersWithoutServer(input, parts, hurry.get());
+  LeaveOthersWithoutServer(parts, agent.signalled_at(), hurry.get());
   Report(input, result, *parts.router);
-  const Patience patience = {.stall_timeout = agent.was_signalled()
+  const Patience patience = {.stall_timeout = agent.signalled_at() < absl::InfiniteFuture()
                                                   ? kConsoleStallTimeoutAfterSignal
                                                   : kConsoleStallTimeout,
                              .hurry_fd = hurry.get(),

@@ -132,6 +132,7 @@ struct Agent::State {
     int direct = 0;
   };
   std::map<int, Received> received_signals;
+  absl::Time signalled_at = absl::InfiniteFuture();
   UniqueFd signal_fd;
   sigset_t handled_signals{};
   bool holds_workers = false;  // on SIGTSTP, until SIGCONT
@@ -179,7 +180,7 @@ JobResult Agent::Run() {
   return state.core.result();
 }
 
-bool Agent::was_signalled() const { return !state_->received_signals.empty(); }
+absl::Time Agent::signalled_at() const { return state_->signalled_at; }
 
 absl::Status Agent::State::TakeSignals() {
   handled_signals = SignalSet(config.signals_to_handle);
@@ -243,6 +244,7 @@ void Agent::State::OnSignalReadable() {
 // process of a job, so the same signal may come twice: from them, and forwarded by the parent
 // process. Both count as one signal; else the second would kill the workers.
 bool Agent::State::IsNews(int signal, bool is_forwarded) {
+  signalled_at = std::min(signalled_at, clock.Now());
   Received& received = received_signals[signal];
   const int before = std::max(received.forwarded, received.direct);
   ++(is_forwarded ? received.forwarded : received.direct);

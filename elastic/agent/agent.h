@@ -81,8 +81,9 @@ class Agent {
   // throws; every error is in the result.
   JobResult Run();
 
-  // Returns true when Run() has received a signal: the user wants ddprun to end soon.
-  bool was_signalled() const;
+  // Returns the time of the first signal that Run() has received: from then on the user wants
+  // ddprun to end. absl::InfiniteFuture(): none.
+  absl::Time signalled_at() const;
 
  private:
   struct State;

@@ -558,6 +558,7 @@ void AgentCore::OnJobEnd(const JobEnd& end) {
       break;
     case Phase::kStopping:
       job_end_ = end;
+      if (kill_sent_) deadline_ = std::min(deadline_, now_ + job_.times.kill_timeout);
       if (all_ended()) ConcludeStop();
       break;
     case Phase::kCompleting:

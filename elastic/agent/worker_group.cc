@@ -248,7 +248,7 @@ void WorkerGroup::Signal(int signal, const std::vector<int>& local_ranks) {
       killed_.Add(found->second.pid, absl::StrCat("rank ", found->second.rank));
     spawner_.Signal(found->second.pid, signal);
   }
-  Continue();
+  ContinueToStop();
   CutStart(local_ranks);
 }
 
@@ -271,6 +271,12 @@ void WorkerGroup::Continue() {
                     absl::FormatDuration(absl::Trunc(held, absl::Milliseconds(100)))));
 }
 
+// Held workers go on, to save and to end. Those of the next generation are held again.
+void WorkerGroup::ContinueToStop() {
+  if (!held_since_.has_value()) return;
+  for (const auto& [local_rank, worker] : workers_) spawner_.Signal(worker.pid, SIGCONT);
+}
+
 void WorkerGroup::Stop(const StopWorkersAction& stop) {
   Look();
   looks_for_hangs_ = false;
@@ -287,7 +293,7 @@ void WorkerGroup::Stop(const StopWorkersAction& stop) {
       spawner_.Signal(worker.pid, stop.signal);
     }
   }
-  Continue();
+  ContinueToStop();
   CutStart(stop.local_ranks);
 }
 

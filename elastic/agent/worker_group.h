@@ -88,8 +88,9 @@ class WorkerGroup {
   // workers that have ended.
   void Signal(int signal, const std::vector<int>& local_ranks);
 
-  // Stops all workers by SIGSTOP, also those that start from now on, until Continue(), Signal() or
-  // Stop(). No worker is hung or slow meanwhile. Does nothing after Stop(): they are about to save.
+  // Stops all workers by SIGSTOP, also those that start from now on, until Continue(). Signal() and
+  // Stop() let the present ones go on, to their end. No worker is hung or slow meanwhile. Does
+  // nothing after Stop(): they are about to save.
   void Hold();
   void Continue();
 
@@ -157,6 +158,7 @@ class WorkerGroup {
   void OnStarted(int local_rank, const absl::StatusOr<pid_t>& pid);
   void EndStart(const absl::Status& status);
   void CutStart(const std::vector<int>& local_ranks);
+  void ContinueToStop();
   void SayStartIsSlow();
   absl::StatusOr<WorkerSpec> MakeSpec(const Round& round, int local_rank);
   void OnExit(uint64_t generation, int local_rank, ExitStatus status);

@@ -164,10 +164,12 @@ std::optional<HangDetector::AtWork> HangDetector::FindAtWork(absl::Time now) con
 std::optional<HangDetector::Hang> HangDetector::FindLongWait(absl::Time now) const {
   if (!IsOn() || !others_at_work_) return std::nullopt;
   const absl::Duration least = std::min(options_.slow_floor, options_.waiting_floor) / 2;
+  const std::pair<const int, Rank>* longest = nullptr;
   for (const auto& entry : ranks_) {
-    if (Waits(entry.second.page) && now - entry.second.since >= least) return Describe(entry, now);
+    if (!Waits(entry.second.page) || now - entry.second.since < least) continue;
+    if (longest == nullptr || entry.second.since < longest->second.since) longest = &entry;
   }
-  return std::nullopt;
+  return longest == nullptr ? std::nullopt : std::optional(Describe(*longest, now));
 }
 
 std::string DescribeHang(const HangDetector::Hang& hang) {

@@ -182,22 +182,32 @@ UniqueFd MakeDeletedFile(const std::string& folder) {
   return UniqueFd();
 }
 
+// Returns true when the machine lacks something that it may have again later.
+bool MayPass(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOSPC ||
+         error == EDQUOT;
+}
+
 // Returns the file of a page. A worker cannot shrink it, which would end the agent by SIGBUS. Where
 // a filter of system calls refuses memfd_create(), the file is a deleted one without that guard.
+// kUnimplemented: this system refuses all of it; kResourceExhausted: another try may succeed.
 absl::StatusOr<UniqueFd> MakeFile() {
   UniqueFd fd(memfd_create("ddp-health", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.valid() && ftruncate(fd.get(), kPageBytes) == 0 &&
       fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
     return fd;
   }
+  bool may_pass = MayPass(errno);
   std::string why = absl::StrCat("memfd_create: ", std::strerror(errno));
   const char* const temporary = std::getenv("TMPDIR");
   for (const char* const folder : {"/dev/shm", temporary == nullptr ? "/tmp" : temporary}) {
     fd = MakeDeletedFile(folder);
     if (fd.valid()) return fd;
+    may_pass |= MayPass(errno);
     absl::StrAppend(&why, "; a file in ", folder, ": ", std::strerror(errno));
   }
-  return absl::UnimplementedError(absl::StrCat("no memory to share with a worker: ", why));
+  why = absl::StrCat("no memory to share with a worker: ", why);
+  return may_pass ? absl::ResourceExhaustedError(why) : absl::UnimplementedError(why);
 }
 
 HealthPage::Worker ReadLife(const pthread_mutex_t& mutex) {

@@ -296,6 +296,7 @@ pid, terminal = pty.fork()
 if pid == 0:
     os.execvp(sys.argv[1], sys.argv[1:])
 output = b""
+pressed = False
 while True:
     try:
         data = os.read(terminal, 4096)
@@ -303,9 +304,10 @@ while True:
         break
     output += data
     os.write(1, data)
-    if output.count(b"ready") == 2 and b"ready" in data:
+    if output.count(b"ready") == 2 and not pressed:
+        pressed = True
         os.write(terminal, b"\x03")
-    if output.count(b"asked") == 2 and b"asked" in data:
+    if output.count(b"asked") == 2:
         open(os.environ["TMPDIR"] + "/late", "w")
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))";
   for (const std::vector<std::string>& wrapper : std::vector<std::vector<std::string>>{

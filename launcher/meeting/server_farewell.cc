@@ -60,6 +60,11 @@ Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
   return waited >= TimeToHear(lease) ? Farewell::kGo : Farewell::kWait;
 }
 
+absl::Time EndOfFarewell(absl::Time signalled_at, const elastic::AgentTimes& times) {
+  if (times.termination_grace <= absl::ZeroDuration()) return absl::InfiniteFuture();
+  return signalled_at + times.WorkersShareOfGrace();
+}
+
 absl::Duration PauseBetweenLooks(int64_t nodes) {
   return std::max(kShortestPause, nodes * kPausePerNode);
 }
@@ -103,7 +108,8 @@ class Goodbye {
     const absl::StatusOr<elastic::JobRecord> job =
         elastic::ReadJob(connection_, options_.job.run_id, options_.instance, kNodesAtATime);
     if (!job.ok()) return event_loop_.Stop();
-    const absl::Duration waited = hurried_ ? absl::InfiniteDuration() : clock_.Now() - start_;
+    const bool hurries = hurried_ || clock_.Now() >= options_.end_by;
+    const absl::Duration waited = hurries ? absl::InfiniteDuration() : clock_.Now() - start_;
     switch (DecideFarewell(*job, options_.own_generation, waited, options_.job.rules.lease,
                            options_.job.times)) {
       case Farewell::kGo:

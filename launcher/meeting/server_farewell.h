@@ -35,12 +35,18 @@ Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
 // per node, and nodes that are still ending need the server too.
 absl::Duration PauseBetweenLooks(int64_t nodes);
 
+// Returns the time by which a node that was signalled then has to end its farewell: the rest of
+// --termination-grace is for its report. absl::InfiniteFuture(): the grace is not known, or no
+// signal has come. Pure.
+absl::Time EndOfFarewell(absl::Time signalled_at, const elastic::AgentTimes& times);
+
 struct FarewellOptions {
   store::RedisEndpoint endpoint;
   elastic::JobSpec job;  // this node's: the lease and times of others are unknown
   int64_t instance = 0;
-  uint64_t own_generation = 0;  // last generation of this node
-  std::string host;             // name of this node in messages to others
+  uint64_t own_generation = 0;                 // last generation of this node
+  std::string host;                            // name of this node in messages to others
+  absl::Time end_by = absl::InfiniteFuture();  // then the node waits no longer for others
   // Descriptor that is readable when the user wants the end now; -1: none.
   int hurry_fd = -1;
 };

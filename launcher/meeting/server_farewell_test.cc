@@ -74,6 +74,14 @@ TEST(ServerFarewellTest, NodesThatWereNotLookedAtCount) {
   EXPECT_EQ(Decide(job), Farewell::kWait);
 }
 
+TEST(ServerFarewellTest, OfAKnownGraceTheReportKeepsItsShare) {
+  const absl::Time signalled_at = absl::FromUnixSeconds(1'000);
+  EXPECT_EQ(EndOfFarewell(signalled_at, {}), absl::InfiniteFuture());
+  const elastic::AgentTimes times = {.termination_grace = absl::Seconds(60)};
+  EXPECT_EQ(EndOfFarewell(signalled_at, times), signalled_at + absl::Seconds(58));
+  EXPECT_EQ(EndOfFarewell(absl::InfiniteFuture(), times), absl::InfiniteFuture());
+}
+
 TEST(ServerFarewellTest, ManyNodesAreLookedAtSeldom) {
   EXPECT_EQ(PauseBetweenLooks(0), absl::Milliseconds(20));
   EXPECT_EQ(PauseBetweenLooks(8), absl::Milliseconds(20));

@@ -228,7 +228,7 @@ void RedisDialer::GiveUp() {
     locator_.Lost();
     return Finish(std::move(replica_));
   }
-  if (absl::IsUnauthenticated(error_) && HasNewPassword()) {
+  if (absl::IsUnauthenticated(error_) && clock_.Now() < deadline_ && HasNewPassword()) {
     while (!racers_.empty()) TakeOut(racers_.begin());
     error_ = absl::OkStatus();
     return TryAddresses();
