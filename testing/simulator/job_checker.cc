@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace ddp::testing {
@@ -18,6 +19,16 @@ namespace {
 
 std::string Name(const GenerationId& generation) {
   return absl::StrCat("generation ", generation.number, ".", generation.nonce);
+}
+
+// Returns the number of newcomers that a generation was drained for: "node a joins", "3 nodes
+// join".
+int Newcomers(const std::string& reason) {
+  if (absl::StartsWith(reason, "node ") && absl::EndsWith(reason, " joins")) return 1;
+  int count = 0;
+  const bool is_count = absl::EndsWith(reason, " nodes join") &&
+                        absl::SimpleAtoi(reason.substr(0, reason.find(' ')), &count);
+  return is_count ? count : 0;
 }
 
 }  // namespace
@@ -242,12 +253,16 @@ bool JobChecker::Generation::has_failed_without_excuse() const {
 void JobChecker::CheckGathering(const Generation& generation, const NodeOffer& offer,
                                 int64_t joined_us) {
   const Generation* const before = Before(generation);
-  const bool is_full =
-      generation.round.placement.group_world_size > limits_.max_nodes - limits_.node_unit;
-  if (!is_quiet_ || !nodes_are_sound_ || before == nullptr || is_full ||
+  if (!is_quiet_ || !nodes_are_sound_ || before == nullptr ||
       before->drained_for_newcomers_us == INT64_MAX) {
     return;
   }
+  // Newcomers that fill the job are not kept waiting. The round may have fewer nodes all the same:
+  // the program may have told in the meantime that it takes fewer workers.
+  const int nodes =
+      std::max(generation.round.placement.group_world_size,
+               before->round.placement.group_world_size + Newcomers(generation.round.reason));
+  if (nodes > limits_.max_nodes - limits_.node_unit) return;
   const bool came_while_it_ran =
       joined_us > std::max(before->started_us, store_since_us_) &&  // a restart may set the clock
       joined_us < before->drained_for_newcomers_us;

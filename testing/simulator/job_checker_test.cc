@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "elastic/rendezvous/round.h"
 
 namespace ddp::testing {
@@ -186,6 +187,20 @@ TEST_F(JobCheckerTest, SeesNewcomersThatAreNotGathered) {
     checker.OnRound(0, MakeRound(2, "b", 0, 2), kOffer, 2'000, /*joined_us=*/1'500);
     checker.OnRound(1, MakeRound(2, "b", 1, 2), kOffer, 2'000, /*joined_us=*/1'000);
     EXPECT_EQ(checker.violation().has_value(), drained_us == 1'040);
+  }
+}
+
+TEST_F(JobCheckerTest, NewcomersThatFillTheJobNeedNotBeGathered) {
+  for (const int max_nodes : {3, 4}) {
+    JobChecker checker({.max_nodes = max_nodes, .scale_up_delay_us = 50});
+    checker.OnRound(0, MakeRound(1, "a", 0, 2), kOffer, 0);
+    checker.OnRound(1, MakeRound(1, "a", 1, 2), kOffer, 0);
+    checker.OnDrain({1, "a"}, /*for_newcomers=*/true, /*excuses_from_us=*/0, 1'040);
+    // The program takes four workers only, as it has told since the drain.
+    Round round = MakeRound(2, "b", 0, 2);
+    round.reason = absl::StrCat("node ", kOffer.host, " joins");
+    checker.OnRound(2, round, kOffer, 2'000, /*joined_us=*/1'000);
+    EXPECT_EQ(checker.violation().has_value(), max_nodes == 4);
   }
 }
 
