@@ -233,7 +233,16 @@ void RedisDialer::GiveUp() {
     error_ = absl::OkStatus();
     return TryAddresses();
   }
-  Fail(error_.ok() ? ConnectionError("cannot reach", endpoint_, ETIMEDOUT) : error_);
+  Fail(error_.ok() ? TimeoutError() : error_);
+}
+
+// A server that takes connections and says nothing is not one that is out of reach.
+absl::Status RedisDialer::TimeoutError() const {
+  const bool is_silent = std::any_of(racers_.begin(), racers_.end(),
+                                     [](const Racer& racer) { return racer.connected; });
+  if (!is_silent) return ConnectionError("cannot reach", endpoint_, ETIMEDOUT);
+  return absl::UnavailableError(
+      absl::StrCat("Redis at ", endpoint_.DebugString(), " did not answer in time"));
 }
 
 // Reads the password file again, once in an attempt.

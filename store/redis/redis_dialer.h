@@ -96,6 +96,7 @@ class RedisDialer {
   UniqueFd TakeOut(RacerPlace racer);
   void GiveUp();
   bool HasNewPassword();
+  absl::Status TimeoutError() const;
   void Fail(const absl::Status& status);
   void Finish(absl::StatusOr<UniqueFd> result);
 
