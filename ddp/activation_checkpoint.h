@@ -24,10 +24,11 @@ struct CheckpointOptions {
   DDP_OPTION(use_reentrant, bool) = false;
 
   // When true, the recomputation draws the same random numbers as the forward (dropout!). Covers
-  // LibTorch's operations on the CPU, and the generator of every GPU that holds inputs or
-  // parameters. Other threads may draw meanwhile: the CPU's default generator is never set back, so
-  // that no number comes twice. A GPU's generator is set back for the time of the recomputation.
-  // Costs copies of the generators' states; switch it off where nothing is random.
+  // LibTorch's operations on the CPU that run on the segment's thread, and the generator of every
+  // GPU that holds inputs or parameters. Other threads may draw meanwhile: the CPU's default
+  // generator is never set back, so that no number comes twice. A GPU's generator is set back for
+  // the time of the recomputation. Costs copies of the generators' states; switch it off where
+  // nothing is random.
   DDP_OPTION(preserve_rng_state, bool) = true;
 
   // Leaf tensors with gradients that a function uses besides its inputs; for the non-reentrant kind

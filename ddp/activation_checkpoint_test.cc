@@ -1,3 +1,4 @@
+// Length: both kinds of checkpoint pass the same cases, over the same models.
 #include "ddp/activation_checkpoint.h"
 
 #include <torch/torch.h>
@@ -369,6 +370,31 @@ TEST_P(CheckpointTest, ATraceKeepsNoGenerator) {
   const std::string graph = traced.first->graph->toString();
   EXPECT_THAT(graph, HasSubstr("aten::bernoulli"));
   EXPECT_THAT(graph, Not(HasSubstr("Generator")));
+  const torch::Tensor drawn = traced.second[0].toTensor();  // x * mask, at ones
+  drawn.sum().backward();
+  EXPECT_TRUE(torch::equal(inputs[0].toTensor().grad(), drawn.detach()));
+}
+
+TEST_P(CheckpointTest, TheDefaultGeneratorMayBeNamed) {
+  const torch::Tensor x = torch::ones({64}, torch::requires_grad());
+  const auto segment = [](const torch::Tensor& h) {
+    return h * torch::bernoulli(h.detach() / 2, at::detail::getDefaultCPUGenerator());
+  };
+  const torch::Tensor drawn = checkpoint(options_, segment, x);
+  torch::rand({3});
+  drawn.sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), drawn.detach()));
+}
+
+TEST_P(CheckpointTest, ARecomputationThatDrawsMoreIsRefused) {
+  const torch::Tensor x = torch::ones({4}, torch::requires_grad());
+  int calls = 0;
+  const auto segment = [&calls](const torch::Tensor& h) {
+    return ++calls == 1 ? h * 2 : h * torch::bernoulli(h.detach());
+  };
+  const torch::Tensor y = checkpoint(options_, segment, x);
+  EXPECT_THAT(MessageOf([&] { y.sum().backward(); }),
+              HasSubstr("more random numbers are drawn again than were recorded"));
 }
 
 TEST_P(CheckpointTest, RefusesWhatItCouldNotRepeat) {

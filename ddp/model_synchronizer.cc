@@ -351,17 +351,17 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
 }
 
 void ModelSynchronizer::SetManualFinalization(bool manual) {
-  if (manual && reducer_->parameters().empty()) {
+  if (manual && !options_.delay_all_reduce_named_params.empty()) {
     throw ConfigurationError(
-        "require_manual_backward_finalization needs a parameter that is not in "
-        "delay_all_reduce_named_params: the reduction of the others is what it finalizes");
+        "require_manual_backward_finalization and delay_all_reduce_named_params do not go "
+        "together: the average of the delayed gradients is complete when the backward returns");
   }
   reducer_->SetManualFinalization(manual);
 }
 
 bool ModelSynchronizer::FinalizesAfterBackward() const {
   if (!reducer_->manual_finalization()) return false;
-  return options_.mixed_precision.has_value() || delayed_ || reducer_->ends_after_backward();
+  return options_.mixed_precision.has_value() || reducer_->ends_after_backward();
 }
 
 void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> layout) {

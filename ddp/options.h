@@ -177,7 +177,9 @@ struct DistributedDataParallelOptions {
   // finalize_backward() waits for them. The program can do other work in between, such as the
   // communication of another model. Until then the gradients are of no use: this rank's own, sums
   // of some ranks, or undefined. A forward with gradients before finalize_backward() throws
-  // ReductionError. PyTorch has this as a property of the wrapper.
+  // ReductionError, on this rank alone; a second one fails the reduction on all ranks. Under a
+  // Join, call finalize_backward() before another model of the Join communicates. Not together with
+  // delay_all_reduce_named_params. PyTorch has this as a property of the wrapper.
   DDP_OPTION(require_manual_backward_finalization, bool) = false;
 
   // Lower precision in forward and backward; see mixed_precision.h. Unset: the module's own

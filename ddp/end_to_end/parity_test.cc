@@ -270,8 +270,6 @@ void MisusesFinalizeBackward() {
                   HasSubstr("without the option require_manual_backward_finalization"));
       // Not finalized before the next forward; in between, what PyTorch allows.
       run.Step(*group, /*waits=*/false);
-      EXPECT_THAT(ErrorOf<ReductionError>([&] { run.model.forward(run.x); }),
-                  HasSubstr("the last backward is not finalized"));
       {
         const auto guard = run.model.no_sync();
         EXPECT_THAT(ErrorOf<ReductionError>([&] { run.model.forward(run.x); }),
@@ -329,42 +327,68 @@ RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlaceOverGloo, .world_si
   MisusesFinalizeBackward();
 }
 
-RANK_TEST(ParityTest, FinalizesByHandAJoinASharedParameterAndDelayedOnes, 2) {
+// Rank 0 leaves a call out and goes on: the others do not wait for ever.
+RANK_TEST(ParityTest, ASecondForwardBeforeFinalizeBackwardFailsOnAllRanks, 2) {
   const auto group = init_process_group();
-  // Delayed parameters need the end of the backward; all of them delayed are refused.
   for (const int width : {16, 128}) {
-    auto net = TwoLayers(width);
-    auto plain = TwoLayers(width);
-    const auto named = [](const torch::nn::Sequential& of) {
-      return DistributedDataParallelOptions{
-          .delay_all_reduce_named_params = {{"1.bias", of->named_parameters()["1.bias"]}},
-          .param_to_hook_all_reduce = of->named_parameters()["0.weight"]};
-    };
-    DistributedDataParallel by_itself(plain, group, named(plain));
-    DistributedDataParallel model(net, group,
-                                  named(net).require_manual_backward_finalization(true));
-    const torch::Tensor x = torch::full({1, width}, 1.0 + group->rank());
+    Manual run(group, width, {});
+    run.Backward();
+    run.model.finalize_backward();
+    run.Backward();
+    if (group->rank() == 0) {
+      for (int forward = 0; forward < 2; ++forward) {
+        EXPECT_THAT(ErrorOf<ReductionError>([&] { run.model.forward(run.x); }),
+                    HasSubstr("the last backward is not finalized"));
+      }
+    } else {
+      EXPECT_THAT(ErrorOf<CommunicationError>([&] {
+                    run.model.finalize_backward();
+                    run.Backward();
+                    run.model.finalize_backward();
+                  }),
+                  HasSubstr("the last backward is not finalized"));
+    }
+    run.net->zero_grad();
+    run.Backward();
+    run.model.finalize_backward();
+    EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*run.net)));
+  }
+}
+
+// Two wrappers of one module, one or both of them finalized by hand.
+RANK_TEST(ParityTest, FinalizesByHandASharedParameter, {1, 2}) {
+  const auto group = init_process_group();
+  for (const bool both : {false, true}) {
+    torch::nn::Linear shared(torch::nn::LinearOptions(128, 128).bias(false));
+    DistributedDataParallel a(shared, group, {.require_manual_backward_finalization = true});
+    DistributedDataParallel b(shared, group, {.require_manual_backward_finalization = both});
+    const torch::Tensor x = torch::full({1, 128}, 1.0 + group->rank());
     for (int step = 0; step < 3; ++step) {
-      EXPECT_TRUE(model.should_finalize_after_backward());
-      by_itself.forward(x).pow(2).mean().backward();
-      model.forward(x).pow(2).mean().backward();
-      model.finalize_backward();
-      EXPECT_TRUE(torch::equal(Gradients(*net), Gradients(*plain))) << width;
+      shared->zero_grad();
+      (a.forward(x).sum() + b.forward(x).sum()).backward();
+      a.finalize_backward();
+      if (both) b.finalize_backward();
+      EXPECT_TRUE(
+          torch::allclose(shared->weight.grad(), torch::full({128, 128}, group->size() + 1.0)))
+          << both << ", step " << step;
     }
   }
-  // Two wrappers of one module, one of them finalized by hand.
-  torch::nn::Linear shared(torch::nn::LinearOptions(128, 128).bias(false));
-  DistributedDataParallel a(shared, group, {.require_manual_backward_finalization = true});
-  DistributedDataParallel b(shared, group);
+}
+
+RANK_TEST(ParityTest, FinalizesByHandUnderAJoin, 2) {
+  const auto group = init_process_group();
   const torch::Tensor x = torch::full({1, 128}, 1.0 + group->rank());
-  for (int step = 0; step < 3; ++step) {
-    shared->zero_grad();
-    EXPECT_TRUE(a.should_finalize_after_backward());
-    (a.forward(x).sum() + b.forward(x).sum()).backward();
-    a.finalize_backward();
-    EXPECT_TRUE(torch::allclose(shared->weight.grad(), torch::full({128, 128}, 3.0)));
-  }
-  // Under a Join.
+  // The average of delayed gradients needs the end of the backward.
+  auto layers = TwoLayers(16);
+  EXPECT_THAT(
+      ErrorOf<ConfigurationError>([&] {
+        DistributedDataParallel(
+            layers, group,
+            {.delay_all_reduce_named_params = {{"1.bias", layers->named_parameters()["1.bias"]}},
+             .param_to_hook_all_reduce = layers->named_parameters()["0.weight"],
+             .require_manual_backward_finalization = true});
+      }),
+      HasSubstr("do not go together"));
   torch::nn::Linear net(torch::nn::LinearOptions(128, 128).bias(false));
   DistributedDataParallel model(net, group, {.require_manual_backward_finalization = true});
   Join join({&model});

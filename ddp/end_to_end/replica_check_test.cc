@@ -94,6 +94,20 @@ RANK_TEST(ReplicaCheckTest, DifferentStartsAreFoundAtOnce, 2) {
               HasSubstr("before forward 1: 0.weight has other values on rank 1 than on rank 0"));
 }
 
+// One rank has registered a frozen parameter since the model was wrapped.
+RANK_TEST(ReplicaCheckTest, DifferentListsAreTold, 2) {
+  const auto group = init_process_group();
+  Trainer trainer(group, 8, {.check_parameters_every = 1});
+  trainer.Step();
+  if (group->rank() == 1) {
+    trainer.net->register_parameter("average", torch::ones({8}), /*requires_grad=*/false);
+  }
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { trainer.Step(); }),
+              HasSubstr("the ranks have different lists of parameters before forward 2: this rank "
+                        "has " +
+                        std::to_string(4 + group->rank())));
+}
+
 // Rank 0 has a batch less. The end of a Join makes the parameters equal, and counts anew.
 RANK_TEST(ReplicaCheckTest, AJoinIsNotCompared, 2) {
   const auto group = init_process_group();

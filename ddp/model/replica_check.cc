@@ -10,6 +10,7 @@
 #include <xxhash.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ddp/comm/collective.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
@@ -54,6 +55,13 @@ void ReplicaCheck::Compare(const std::vector<NamedTensor>& parameters, int64_t f
   if (SameOnAllRanks({all.high64, all.low64}, device, kWhat, communicator)) return;
   std::vector<std::string> names;
   for (const NamedTensor& item : parameters) names.push_back(item.name);
+  const std::string list = absl::StrJoin(names, "\n");
+  const XXH128_hash_t listed = XXH3_128bits(list.data(), list.size());
+  if (!SameOnAllRanks({listed.high64, listed.low64}, device, kWhat, communicator)) {
+    throw ReductionError(absl::StrCat(
+        "the ranks have different lists of parameters before forward ", forward, ": this rank has ",
+        names.size(), ". Register the same parameters on all ranks, before the model is wrapped"));
+  }
   throw ReductionError(absl::StrCat(
       "the replicas have drifted apart before forward ", forward, ": ",
       DescribeDrift(names, Gather(hashes, device, communicator)),

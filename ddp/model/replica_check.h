@@ -25,8 +25,8 @@ class ReplicaCheck {
   void Restart() { forwards_ = 0; }
 
   // Compares `parameters`. One all-reduce of 32 bytes; when it finds a difference, an all-gather of
-  // one hash for each parameter. Then throws ReductionError with the same text on all ranks.
-  // `forward` is the number of the forward, for the message. Throws as Communicator::Wait().
+  // one hash for each parameter. Then throws ReductionError on all ranks. `forward` is the number
+  // of this rank's forward, for the message. Throws as Communicator::Wait().
   static void Compare(const std::vector<NamedTensor>& parameters, int64_t forward,
                       Communicator& communicator);
 

@@ -29,6 +29,7 @@ constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constinit thread_local RandomFrame* innermost = nullptr;
 // The generator of the operation that draws now; null: none.
 constinit thread_local const at::Generator* drawing = nullptr;
+constinit thread_local bool in_traced_draw = false;
 
 bool IsOptionalGenerator(const c10::Argument& argument) {
   const c10::TypePtr& type = argument.type();
@@ -44,8 +45,8 @@ bool Draws(const c10::FunctionSchema& schema) {
   return false;
 }
 
-// Returns the generator's place among the arguments of an operation on the CPU that was called
-// without a generator; null for any other operation.
+// Returns the place of the generator among the arguments of an operation on the CPU that was called
+// without one, or with the default one; null for any other operation.
 c10::IValue* MissingGenerator(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   const std::vector<c10::Argument>& arguments = schema.arguments();
   c10::IValue* const values = stack.data() + (stack.size() - arguments.size());
@@ -55,7 +56,10 @@ c10::IValue* MissingGenerator(const c10::FunctionSchema& schema, torch::jit::Sta
     if (value.isTensor() && value.toTensor().defined() && !value.toTensor().is_cpu())
       return nullptr;
     if (value.isDevice() && !value.toDevice().is_cpu()) return nullptr;
-    if (value.isNone() && IsOptionalGenerator(arguments[i])) missing = &values[i];
+    if (!IsOptionalGenerator(arguments[i])) continue;
+    const bool is_default = value.isGenerator() && value.toGenerator().defined() &&
+                            value.toGenerator() == at::detail::getDefaultCPUGenerator();
+    if (value.isNone() || is_default) missing = &values[i];
   }
   return missing;
 }
@@ -79,8 +83,7 @@ class RandomDraw {
   static void Kernel(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
     keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-    // A traced graph would keep the generator.
-    const bool leave = innermost == nullptr || at::tracer::impl::is_dispatch_enabled();
+    const bool leave = innermost == nullptr || in_traced_draw;
     c10::IValue* const place = leave ? nullptr : MissingGenerator(operation.schema(), *stack);
     if (place == nullptr) return operation.redispatchBoxed(keys, stack);
     const auto draw = [&](const at::Generator& generator) {
@@ -92,6 +95,9 @@ class RandomDraw {
     if (drawing != nullptr) return draw(*drawing);  // a part of an operation that draws
     RandomFrame* replay = innermost;
     while (replay != nullptr && replay->replayed_ == nullptr) replay = replay->outer_;
+    if (replay == nullptr && at::tracer::impl::is_dispatch_enabled()) {
+      return Traced([&] { operation.redispatchBoxed(keys, stack); });
+    }
     if (replay == nullptr) return FromDefault(draw);
     at::Generator& generator = replay->NextOfReplay();
     if (replay == innermost) return draw(generator);
@@ -113,6 +119,22 @@ class RandomDraw {
     const at::Tensor after = copy.get_state();
     generator.set_state(after);
     Add(before, after, nullptr);
+  }
+
+  // A traced graph would keep the copy, so the operation draws from the default generator itself.
+  template <typename Draw>
+  static void Traced(const Draw& draw) {
+    const auto state = [] {
+      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      generator.mutex().lock();
+      const auto unlock = absl::MakeCleanup([&generator] { generator.mutex().unlock(); });
+      return generator.get_state();
+    };
+    const at::Tensor before = state();
+    in_traced_draw = true;
+    const auto restore = absl::MakeCleanup([] { in_traced_draw = false; });
+    draw();
+    Add(before, state(), nullptr);
   }
 
   static void Add(const at::Tensor& before, const at::Tensor& after, const RandomFrame* end) {
@@ -188,6 +210,12 @@ RandomFrame::~RandomFrame() {
 }
 
 at::Generator& RandomFrame::NextOfReplay() {
+  if (draw_ >= replayed_->draws_) {
+    throw ConfigurationError(absl::StrCat(
+        "more random numbers are drawn again than were recorded, by ", replayed_->draws_,
+        " operation(s): a segment must draw the same numbers each time, by LibTorch's operations "
+        "and on its own thread"));
+  }
   const std::vector<RandomNumbers::Run>& runs = replayed_->runs_;
   if (run_ < runs.size() && runs[run_].first_draw == draw_) {
     generator_.set_state(runs[run_++].state);

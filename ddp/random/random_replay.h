@@ -18,10 +18,13 @@ namespace ddp::internal {
 // the state of the default generator at each draw. Therefore an operation of a recording draws from
 // a copy, and the default generator, which stays locked meanwhile, continues after the copy.
 //
-// Covers the operations of LibTorch ("aten::") on the CPU. A program that draws from the default
-// generator by its own hand is not recorded. Costs some 10 us for each recorded operation that
-// draws, and 10 ms before main() in a program that links this file. Operations that do not draw
-// cost nothing.
+// Covers the operations of LibTorch ("aten::") on the CPU, on the thread of the recording, without
+// a generator of their own. A program that draws from the default generator by its own hand is not
+// recorded. A hook of LibTorch that runs within an operation (a profiler's, for saved tensors) must
+// not draw from the default generator: it is locked then. A traced operation draws from it without
+// the lock, so no other thread may draw while a recording is traced. Costs some 10 us for each
+// recorded operation that draws, and 10 ms before main() in a program that links this file.
+// Operations that do not draw cost nothing.
 //
 // A value. Thread-compatible.
 class RandomNumbers {

@@ -75,11 +75,13 @@ inline void LocalReduction::CopyIn(int index, const at::Tensor& /*input*/) {
   }
 }
 
-// As in larger groups, a zero_grad() does not reach the gradients until finalize_backward().
+// As in larger groups, a zero_grad() does not reach the gradients until finalize_backward(). A
+// gradient of several models stays: each of them returns its own.
 inline void LocalReduction::Hold() {
   held_.resize(parameter_count());
   for (int bucket = 0; bucket < count(); ++bucket) {
     for (const int index : members(bucket)) {
+      if (shared(index)) continue;
       held_[index] = GradientOf(parameter(index));
       SetGradientOf(parameter(index), {});
     }
@@ -89,7 +91,7 @@ inline void LocalReduction::Hold() {
 inline void LocalReduction::Return(int bucket) {
   if (held_.empty()) return;
   for (const int index : members(bucket)) {
-    SetGradientOf(parameter(index), std::exchange(held_[index], {}));
+    if (held_[index].defined()) SetGradientOf(parameter(index), std::move(held_[index]));
   }
   if (bucket + 1 == count()) held_.clear();
 }

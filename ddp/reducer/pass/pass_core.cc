@@ -474,6 +474,7 @@ void PassCore::Finish() {
   if (!reducing() || next_bucket_ < members_.size()) return;  // broken or finalized meanwhile
   if (!manual_) return EndPass();
   state_ = State::kHeld;
+  told_of_held_ = false;
   Add(Kind::kHold);
 }
 
@@ -645,10 +646,13 @@ void PassCore::FailSecondGradient(int parameter) {
 void PassCore::OnCheck() {
   if (!in_pass()) return;
   if (state_ == State::kHeld) {
-    return ThrowOnly(absl::StrCat(
+    const std::string message = absl::StrCat(
         "rank ", rank_,
         ": the last backward is not finalized: with require_manual_backward_finalization, call "
-        "finalize_backward() once after each synchronized backward, before the next forward"));
+        "finalize_backward() once after each synchronized backward, before the next forward");
+    // The other ranks may wait for the forward. A program that makes none but goes on would let
+    // them wait for ever.
+    return std::exchange(told_of_held_, true) ? Fail(message) : ThrowOnly(message);
   }
   const char* advice =
       "Every parameter that requires a gradient must contribute to the loss of every synchronized "

@@ -323,6 +323,7 @@ class PassCore {
   bool announced_ = false;
   bool map_carrier_ = false;
   bool manual_ = false;
+  bool told_of_held_ = false;  // by OnCheck(), since the pass is held
 
   State state_ = State::kIdle;
   ForwardHistory forwards_;
