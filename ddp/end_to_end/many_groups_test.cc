@@ -128,7 +128,9 @@ void ModelsComeAndGo(int count, const std::function<std::shared_ptr<ProcessGroup
     ranks = one.group->size();
     for (int step = 0; step < 3; ++step) one.Step();
     const bool in_place = one.group->size() > 1 && one.group->backend() == "shm";
-    if (in_place) ASSERT_THAT(one.strategy(), HasSubstr("in place: 1 gradients")) << "model " << i;
+    if (in_place) {
+      ASSERT_THAT(one.strategy(), HasSubstr("in place: 1 gradients")) << "model " << i;
+    }
   }
   if (before == nullptr) return;
   const Held now;
@@ -166,7 +168,9 @@ RANK_TEST(ManyGroupsTest, ManyLiveAtOnce, InSharedMemory({{1, 2, 3}})) {
   }
   for (const auto& one : models) {
     one->Step();
-    if (world->size() > 1) ASSERT_THAT(one->strategy(), HasSubstr("in place: 1 gradients"));
+    if (world->size() > 1) {
+      ASSERT_THAT(one->strategy(), HasSubstr("in place: 1 gradients"));
+    }
   }
   const Held now;
   std::cout << models.size() << " live: " << now << std::endl;
