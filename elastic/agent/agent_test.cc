@@ -537,6 +537,31 @@ TEST_F(AgentTest, WorkersThatCtrlZStopsAreNotHung) {
   EXPECT_EQ(Events("hang").size(), 1u);
 }
 
+// A worker fails while Ctrl-Z holds the job. The other one goes on to its end; those of the next
+// generation are held from their start.
+TEST_F(AgentTest, WorkersThatCtrlZStopsAreHeldOverGenerations) {
+  spawner_.OnSignal([this](const Worker& worker, int signal) {
+    const bool is_first = worker.pid <= 1002;
+    if (signal == SIGSTOP && worker.spec.rank == 1 && is_first) {
+      Soon([this] { spawner_.Exit(1001, {.exit_code = 1}); });
+    }
+    if (signal == SIGSTOP && worker.spec.rank == 1 && !is_first) kill(getpid(), SIGCONT);
+    if (signal != SIGCONT) return;
+    Soon([this, pid = worker.pid, is_first] {
+      spawner_.Exit(pid, is_first ? ExitStatus{.signal = SIGTERM} : ExitStatus{});
+    });
+  });
+  OnStart([](const Worker& worker) {
+    if (worker.pid == 1002) kill(getpid(), SIGTSTP);
+  });
+  EXPECT_EQ(Run().exit_code, 0);
+  ASSERT_EQ(spawner_.workers().size(), 4u);
+  EXPECT_THAT(spawner_.workers().at(1).signals, ElementsAre(SIGSTOP, SIGTERM, SIGCONT));
+  for (const int worker : {2, 3}) {
+    EXPECT_THAT(spawner_.workers().at(worker).signals, ElementsAre(SIGSTOP, SIGCONT));
+  }
+}
+
 // A stop reaches workers that Ctrl-Z holds: they can save.
 TEST_F(AgentTest, AStopContinuesWorkersThatCtrlZStopped) {
   spawner_.OnSignal([this](const Worker& worker, int signal) {
