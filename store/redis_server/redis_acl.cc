@@ -17,7 +17,9 @@ constexpr char kCommands[] =
     "+zadd +zrem +zscore +zcard +zcount +zrange +zrevrange +zrangebyscore +zrank "
     "+lpush +lpop +rpush +llen +ltrim +lrange "
     // Pushes.
-    "+publish +subscribe +unsubscribe";
+    "+publish +subscribe +unsubscribe "
+    // What a fail-over changes, and which keys the server may evict.
+    "+info";
 
 std::string Rules(const std::string& pattern, const std::string& more = "") {
   return absl::StrCat("resetkeys resetchannels -@all ~", pattern, " &", pattern, " ", kCommands,

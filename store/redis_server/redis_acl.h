@@ -9,7 +9,8 @@ namespace ddp::store {
 // Returns the rules of an ACL user for the agents and workers of one job. Their form is that of
 // `user NAME on >PASSWORD <rules>` in redis.conf and of ACL SETUSER. The rules allow the keys and
 // channels of the job, and the commands that the rendezvous' scripts, RedisStore and `ddprun
-// status` use. They remove all earlier rights of the user; its passwords stay.
+// status` use. They remove all earlier rights of the user; its passwords stay. INFO names no key. A
+// job trains without INFO as well, but takes a server that a fail-over has changed for the same.
 //
 // redis.conf cannot express a blank or a control character in a run id. The rules have `?` in its
 // place, which matches any character.
