@@ -216,6 +216,47 @@ def one_title(files):
             yield f"{f.path}:1: {titles} titles; a document has one, on its first line"
 
 
+_CODE_BLOCK = re.compile(
+    r"^ {0,3}```.*?^ {0,3}```|^ {4}[^\n]*$|`[^`\n]*`", re.DOTALL | re.MULTILINE
+)
+_LINK = re.compile(r"\]\(([^()\s]+)\)|\b(?:src|srcset|href)=\"([^\"]+)\"")
+
+
+def _anchors(text):
+    """The anchors that GitHub gives to the titles of a page."""
+    anchors = []
+    for title in re.findall(r"^#+ +(.*?)\s*$", text, flags=re.MULTILINE):
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        count = sum(re.fullmatch(re.escape(anchor) + r"(-\d+)?", x) is not None for x in anchors)
+        anchors.append(f"{anchor}-{count}" if count else anchor)
+    return anchors + re.findall(r'<a (?:id|name)="([^"]+)"', text)
+
+
+def links(files):
+    """Links of a page to files of this repository, and to titles in them, lead somewhere."""
+    by_path = {f.path: f for f in files}
+    folders = {""}
+    for f in files:
+        parts = f.path.split("/")
+        folders.update("/".join(parts[:i]) for i in range(1, len(parts)))
+    for f in files:
+        if not f.path.endswith(".md"):
+            continue
+        prose = _CODE_BLOCK.sub(lambda match: re.sub(r"[^\n]", " ", match.group(0)), f.text)
+        for match in _LINK.finditer(prose):
+            link = match.group(1) or match.group(2)
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = os.path.normpath(os.path.join(f.folder, path)) if path else f.path
+            place = f"{f.path}:{line_of(prose, match.start())}"
+            if target not in by_path and target not in folders and target != ".":
+                yield f"{place}: {link}: there is no {target}; mend the link"
+            elif anchor and target in by_path and anchor not in _anchors(by_path[target].text):
+                yield f"{place}: {link}: {target} has no title of that name; mend the link"
+
+
 def scripts(files):
     for f in files:
         if not f.is_script:
@@ -456,6 +497,7 @@ ROOMS = {
     "elastic/training": "the loop of a trainer, made of the worker, the data and the checkpoints",
     "elastic/worker": "a rank's side of the agent: the session, the error file, fatal signals",
     "examples/digits": "the trainer with every feature, its data and its tests",
+    "examples/from_python": "a common Python program, and the same in C++",
     "examples/hybrid": "trainers and a parameter server, by remote calls",
     "examples/graph": "a trainer of a TorchScript file, cut at bucket boundaries",
     "examples/minimal": "the shortest trainer",
@@ -771,6 +813,7 @@ RULES = [
     markers,
     binaries,
     one_title,
+    links,
     scripts,
     banned,
     glog_after_torch,

@@ -62,6 +62,13 @@ BAD = {
         ("a.md", "No title.\n"),
         ("a.md", "Text first.\n\n# Title\n"),
     ],
+    "links": [
+        ("a.md", "# A\n\n[b](b.md)\n"),
+        ("d/a.md", "# A\n\n![b](x/b.svg)\n"),
+        ("a.md", '# A\n\n<img src="b.svg">\n'),
+        ("a.md", "# A\n\n[b](#b)\n"),
+        [("a.md", "# A\n\n[b](d/b.md#part-2)\n"), ("d/b.md", "# B\n\n## Part\n")],
+    ],
     "banned": [
         ("a.cc", "void F() { usleep(3); }\n"),
         ("a.cc", "void F() { std::this_thread::sleep_for(x); }\n"),
@@ -180,6 +187,11 @@ GOOD = {
     "white_space": [("a.cc", "int x;\n")],
     "markers": [("a.cc", "// TO" + "DO(perf): later\n")],
     "one_title": [("a.md", "# One\n\n```\n# a comment in code\n```\n\n## Part\n")],
+    "links": [
+        ("a.md", "# A\n\n[b](https://b.org/x) `[c](d)`\n\n    [e](f)\n"),
+        [("d/a.md", "# A\n\n[b](../e/b.md#the-part-of-b_c) [e](../e)\n"),
+         ("e/b.md", "# B\n\n## The part of `b_c`\n")],
+    ],
     "banned": [
         ("a.cc", '// usleep(3), absl::Now()\nconst char* k = "system(x) absl::Now()";\n'),
         ("a.cc", 'const char* k = R"(absl::Now() " )";\nint x = 1\'000;\n'),

@@ -3,8 +3,9 @@
     bazel build --config=opt //tools/bench:report_programs //launcher:ddprun //examples/digits:train
     tools/bench/report --torch-python=PATH/bin/python --output=DIR
 
-docs/benchmarks.md explains how to read the report and how each gate is computed. A section whose
-program is missing says so and why. Each section's figures are written as soon as it is done.
+docs/benchmarks.md explains how to read the report, and docs/benchmarks/methods.md how each gate is
+computed. A section whose program is missing says so and why. Each section's figures are written as
+soon as it is done. docs/benchmarks/ keeps the report.md and the plots of the last run.
 """
 
 import argparse
