@@ -21,11 +21,11 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import fuzz  # noqa: E402  (found beside this file)
+import build_time  # noqa: E402  (found beside this file)
+import fuzz  # noqa: E402
 import oracle  # noqa: E402
-import torch_units  # noqa: E402
 
-ROOT = torch_units.ROOT
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONSUMER = "testing/consumer"
 ORACLE_TESTS = ["//testing/oracle:golden_test", "//testing/oracle:graph_cut_test"]
 # Another Bazel, or one with startup options: BAZEL="bazel --output_base=..." tools/test.
@@ -245,10 +245,12 @@ def run_bazel(targets, flags, totals):
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "events.json")
-        command = [*BAZEL, "test", "--keep_going", "--test_output=summary"]
+        profile = os.path.join(folder, "profile.gz")
+        command = [*BAZEL, "test", "--keep_going", "--test_output=summary", f"--profile={profile}"]
         command += [f"--build_event_json_file={path}", *flags, "--", *targets]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         events = read_events(path) if os.path.exists(path) else []
+        print(build_time.summary(build_time.compilations(build_time.read_profile(profile))))
     failed_before = totals.failed
     count_bazel(events, totals)
     # 0: passed, 3: some tests failed, 4: nothing to test. Anything else must not pass unseen.
@@ -324,17 +326,6 @@ def run_fuzz(seconds, wanted, totals):
             totals.fail(result.label, result.output)
         else:
             totals.passed += 1
-
-
-def count_torch_units(totals):
-    units = torch_units.torch_units(BAZEL)
-    if units is None:
-        print("translation units with LibTorch: not counted, the tree cannot be analyzed")
-        return
-    print(torch_units.summary(units))
-    if torch_units.cost(units) > torch_units.BUDGET:
-        listed = "\n".join(f"{source}  {target}" for target, source in units)
-        totals.fail("torch translation units", f"{len(units)} are over the budget:\n{listed}")
 
 
 # ---- Main -----------------------------------------------------------------------------------
@@ -469,9 +460,6 @@ def main(argv):
             say(f"{CONSUMER}: a workspace that uses this one from outside")
             run_consumer(totals)
             found = True
-        if not options.filter:
-            say("LibTorch in the build")
-            count_torch_units(totals)
     if not found:
         totals.fail("tools/test", f"no test's label or case name contains {options.filter!r}")
     report(totals, started)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Tests run_tests.py, fuzz.py and torch_units.py of tools/ on what Bazel and others write."""
+"""Tests run_tests.py, fuzz.py and build_time.py of tools/ on what Bazel and others write."""
 
+import gzip
+import json
 import os
 import sys
 import tempfile
@@ -8,9 +10,9 @@ import unittest
 import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import fuzz  # noqa: E402  (found beside this file)
+import build_time  # noqa: E402  (found beside this file)
+import fuzz  # noqa: E402
 import run_tests  # noqa: E402
-import torch_units  # noqa: E402
 
 GTEST_XML = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuites tests="4" failures="1" disabled="1" errors="0" name="AllTests">
@@ -233,32 +235,36 @@ class FuzzTest(unittest.TestCase):
             self.assertTrue(os.path.exists(f"{folder}/ddp-fuzz/a-b-c_fuzz/corpus/seed-0"))
 
 
-class TorchUnitsTest(unittest.TestCase):
-    def test_includes_are_followed_through_our_headers(self):
-        with tempfile.TemporaryDirectory() as root:
-            for name, text in (
-                ("a.cc", '#include "b.h"\n'),
-                ("b.h", '#include "c.h"\n'),
-                ("c.h", '#include "b.h"\n#include <ATen/core/Tensor.h>\n'),
-                ("d.cc", "#include <vector>\n// #include <torch/torch.h>\n"),
-            ):
-                with open(os.path.join(root, name), "w", encoding="utf-8") as stream:
-                    stream.write(text)
-            self.assertTrue(torch_units.reaches_torch("a.cc", root))
-            self.assertFalse(torch_units.reaches_torch("d.cc", root))
+class BuildTimeTest(unittest.TestCase):
+    EVENTS = [
+        {"cat": "action processing", "name": "Compiling a/x.cc", "tid": 7, "ts": 10, "dur": 50},
+        {"cat": "action processing", "name": "Compiling a/y.cc", "tid": 7, "ts": 60, "dur": 4e6},
+        {"cat": "remote output download", "name": "CppCompile", "tid": 7, "ts": 20, "dur": 30},
+        {"cat": "local action execution", "name": "CppCompile", "tid": 7, "ts": 70, "dur": 3e6},
+        {"cat": "action processing", "name": "Precompiling b.h", "tid": 8, "ts": 0, "dur": 3e6},
+        {"cat": "local action execution", "name": "CppPrecompile", "tid": 8, "ts": 5, "dur": 2e6},
+        {"cat": "local action execution", "name": "CppLink", "tid": 8, "ts": 4e6, "dur": 9e6},
+        {"name": "thread_name", "tid": 8},
+    ]
 
-    def test_compile_actions_are_pairs_of_target_and_source(self):
-        text = (
-            "action 'Compiling a/x.cc'\n  Mnemonic: CppCompile\n  Target: //a:x\n\n"
-            "action 'Compiling a/x.cc'\n  Mnemonic: CppCompile\n  Target: //a:x\n\n"
-            "action 'Compiling external/b/y.cc'\n  Mnemonic: CppCompile\n  Target: @b//:y\n"
+    def test_compilers_that_ran_are_counted_and_named(self):
+        found = build_time.compilations(self.EVENTS)
+        self.assertEqual(found, [(3.0, "a/y.cc"), (2.0, "b.h")])
+        self.assertEqual(
+            build_time.summary(found), "compile time: 5 s in 2 files; longest: a/y.cc 3 s, b.h 2 s"
         )
-        self.assertEqual(torch_units.compile_actions(text), {("//a:x", "a/x.cc")})
+        self.assertEqual(build_time.summary([]), "compile time: nothing was compiled")
 
-    def test_a_test_costs_half_of_another_unit(self):
-        units = [("//a:x", "a/x.cc"), ("//a:x_test", "a/x_test.cc"), ("//a:y_test", "a/y_test.cc")]
-        self.assertEqual(torch_units.cost(units), 2)
-        self.assertEqual(torch_units.cost(units[:2]), 2)
+    def test_a_profile_that_was_cut_counts_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "profile.gz")
+            self.assertEqual(build_time.read_profile(path), [])
+            with gzip.open(path, "wt", encoding="utf-8") as stream:
+                json.dump({"traceEvents": self.EVENTS}, stream)
+            self.assertEqual(build_time.read_profile(path), self.EVENTS)
+            with open(path, "r+b") as stream:
+                stream.truncate(os.path.getsize(path) - 20)
+            self.assertEqual(build_time.read_profile(path), [])
 
 
 if __name__ == "__main__":
