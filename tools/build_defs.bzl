@@ -43,46 +43,127 @@ def _precompiled(pch, copts, deps):
         "deps": deps + _if_precompiled(["@ddp//tools/precompiled:%s_pch" % pch]),
     }
 
+# What a test needs besides a CPU, by what it depends on: its tags.
+_RANKS = ["cpu:2", "multiproc", "redis"]
+_TAGS_OF_DEPS = {
+    "//launcher/end_to_end:ddprun_driver": _RANKS,
+    "//store/redis_server:private_redis_server": ["redis"],
+    "//testing/ranks:rank_test": _RANKS,
+    "//testing/redis:redis_fixture": ["redis"],
+}
+
+_MAIN = "@googletest//:gtest_main"
+_NO_MAIN = "@googletest//:gtest"  # for a test with a main() of its own
+_RANK_MAIN = "//testing/ranks:rank_test"  # has main()
+
+def _absolute(label):
+    """Returns the label of a dependency in the form that tables name it in."""
+    if label.startswith(":"):
+        return "//" + native.package_name() + label
+    if label.startswith("//") and ":" not in label:
+        return label + ":" + label.split("/")[-1]
+    return label
+
+def _tags(tags, deps):
+    known = {tag: None for tag in tags}
+    if "gpu" not in tags:
+        known["cpu"] = None
+        for dep in deps:
+            known.update({tag: None for tag in _TAGS_OF_DEPS.get(_absolute(dep), [])})
+    return sorted(known)
+
+def _with_main(deps):
+    """Adds GoogleTest, and its main() unless a dependency has one or the test names GoogleTest."""
+    if _MAIN in deps or _NO_MAIN in deps:
+        return deps
+    return deps + [_NO_MAIN if _RANK_MAIN in [_absolute(dep) for dep in deps] else _MAIN]
+
+def _own_file(name, suffix):
+    return native.glob([name + suffix], allow_empty = True)
+
+def _program_srcs(name, srcs):
+    srcs = srcs or _own_file(name, ".cc")
+    if not srcs:
+        fail("//%s:%s: there is no %s.cc; name the srcs" % (native.package_name(), name, name))
+    return srcs
+
 def ddp_cc_library(name, copts = [], deps = [], precompiled = None, **kwargs):
-    """A library. `precompiled`, for one that only tests use: as of ddp_cc_test."""
-    cc_library(name = name, **dict(kwargs, **_precompiled(precompiled, copts, deps)))
+    """A library.
 
-def ddp_cc_binary(name, copts = [], deps = [], precompiled = None, **kwargs):
-    """A program. `precompiled`, for one that only tests use: as of ddp_cc_test."""
-    cc_binary(name = name, **dict(kwargs, **_precompiled(precompiled, copts, deps)))
+    Args:
+      name: of the library. Without srcs and hdrs, it is made of NAME.cc and NAME.h, as far as they
+        exist.
+      copts: as of cc_library.
+      deps: as of cc_library.
+      precompiled: as of ddp_cc_test, for a library that only tests use.
+      **kwargs: passed to the cc_library.
+    """
+    files = kwargs
+    if "srcs" not in kwargs and "hdrs" not in kwargs:
+        files = dict(kwargs, srcs = _own_file(name, ".cc"), hdrs = _own_file(name, ".h"))
+    cc_library(name = name, **dict(files, **_precompiled(precompiled, copts, deps)))
 
-def ddp_cc_test(name, size, copts = [], deps = [], precompiled = None, **kwargs):
-    """A test.
+def ddp_cc_binary(name, srcs = None, copts = [], deps = [], precompiled = None, **kwargs):
+    """A program: of NAME.cc, unless srcs are given.
+
+    Args:
+      name: of the program.
+      srcs: as of cc_binary.
+      copts: as of cc_binary.
+      deps: as of cc_binary.
+      precompiled: as of ddp_cc_test, for a program that only tests use.
+      **kwargs: passed to the cc_binary.
+    """
+    srcs = _program_srcs(name, srcs)
+    cc_binary(name = name, srcs = srcs, **dict(kwargs, **_precompiled(precompiled, copts, deps)))
+
+def ddp_cc_test(
+        name,
+        size,
+        srcs = None,
+        copts = [],
+        deps = [],
+        tags = [],
+        precompiled = None,
+        **kwargs):
+    """A test with GoogleTest: of NAME.cc, unless srcs are given.
 
     Args:
       name: of the test.
       size: as of cc_test, without a default, so that everybody chooses one.
+      srcs: as of cc_test.
       copts: as of cc_test.
-      deps: as of cc_test.
+      deps: as of cc_test. GoogleTest is added, with its main(); "@googletest//:gtest" among them
+        says that the test has its own.
+      tags: besides "cpu", and those of _TAGS_OF_DEPS.
       precompiled: the headers of //tools/precompiled that the test takes: "modules" for a test with
         modules or optimizers. By default "tensors" for a test with LibTorch among its `deps`, and
         "torch_free" for any other.
       **kwargs: passed to the cc_test.
     """
     pch = precompiled or ("tensors" if _TORCH in deps else "torch_free")
-    cc_test(name = name, size = size, **dict(kwargs, **_precompiled(pch, copts, deps)))
+    cc_test(
+        name = name,
+        size = size,
+        srcs = _program_srcs(name, srcs),
+        tags = _tags(tags, deps),
+        **dict(kwargs, **_precompiled(pch, copts, _with_main(deps)))
+    )
 
-def ddp_cc_fuzz(name, srcs, deps = [], **kwargs):
+def ddp_cc_fuzz(name, deps = [], **kwargs):
     """A fuzz target, and `NAME_test`, which runs its seeds with any compiler.
 
     NAME itself is a libFuzzer program. Only --config=fuzz can build it, and no pattern such as
     `//...` reaches it: `tools/test --fuzz` finds it by its tag. See testing/fuzz_target.h.
 
     Args:
-      name: `<stem>_fuzz`.
-      srcs: `<stem>_fuzz.cc`, beside the code that it fuzzes.
+      name: `<stem>_fuzz`, of `<stem>_fuzz.cc`, beside the code that it fuzzes.
       deps: as of cc_binary, besides //testing:fuzz_target.
       **kwargs: passed to both programs.
     """
     ddp_cc_binary(
         name = name,
         testonly = True,
-        srcs = srcs,
         linkopts = select(
             {"@ddp//tools:with_fuzzer": ["-fsanitize=fuzzer"]},
             no_match_error = "a fuzz target is built with --config=fuzz",
@@ -100,7 +181,7 @@ def ddp_cc_fuzz(name, srcs, deps = [], **kwargs):
     cc_test(
         name = name + "_test",
         size = "small",
-        srcs = srcs,
+        srcs = _program_srcs(name, None),
         copts = _copts([]),
         tags = ["cpu"],
         deps = deps + [

@@ -743,11 +743,7 @@ def build_form(files):
             yield f"{f.path}:1: cannot be parsed"
             continue
         names = set()
-        rules = [(r, a, n.lineno) for r, a, n in calls if _is_rule(r, a)]
-        cxx = any(r.startswith("ddp_cc") for r, _, _ in rules)
-        if cxx and not any(r == "package" and "layering_check" in ast.dump(n) for r, _, n in calls):
-            yield f'{f.path}:1: package() lacks features = ["layering_check"]'
-        for rule, attributes, line in rules:
+        for rule, attributes, line in ((r, a, n.lineno) for r, a, n in calls if _is_rule(r, a)):
             name = "".join(_strings(attributes["name"]))
             if name in names:
                 yield f"{f.path}:{line}: a second target {name}"
@@ -785,8 +781,11 @@ def built(files):
     named = {}
     for folder, build in packages.items():
         globs, strings = [], set()
-        for rule, _, node in build_calls(build) or []:
+        for rule, attributes, node in build_calls(build) or []:
             (globs.extend if rule == "glob" else strings.update)(_strings(node))
+            if rule.startswith("ddp_cc_") and not {"srcs", "hdrs"} & set(attributes):
+                stem = "".join(_strings(attributes["name"]))
+                strings.update((stem + ".cc", stem + ".h"))
         named[folder] = (globs, strings)
     for f in files:
         if not f.path.endswith(CXX_SUFFIXES + (".lua", ".py")):

@@ -21,9 +21,7 @@ HEADER = """// What it is.
 #endif  // DDP_{0}_H_
 """
 
-BUILD = """package(features = ["layering_check"])
-
-ddp_cc_library(
+BUILD = """ddp_cc_library(
     name = "a",
     srcs = ["a.cc"],
     hdrs = ["a.h"],
@@ -33,7 +31,6 @@ ddp_cc_library(
 
 LONG_BODY = "  Step();\n" * 69
 TEST_RULE = 'ddp_cc_test(name = "t", srcs = ["t.cc"]{})\n'
-LAYERED = 'package(features = ["layering_check"])\n'
 
 # rule -> the bad examples: each a path and a text, or a list of them.
 BAD = {
@@ -154,12 +151,11 @@ BAD = {
     "scripts": [("tools/x", "#!/usr/bin/env bash\nset -e\n")],
     "build_form": [
         ("s/BUILD.bazel", "ddp_cc_library(\n"),
-        ("s/BUILD.bazel", 'ddp_cc_library(name = "a")\n'),
-        ("s/BUILD.bazel", LAYERED + TEST_RULE.format("")),
-        ("s/BUILD.bazel", LAYERED + TEST_RULE.format(', size = "huge"')),
-        ("s/BUILD.bazel", LAYERED + TEST_RULE.format(', size = "small", tags = ["quick"]')),
-        ("s/BUILD.bazel", LAYERED + 'cc_library(name = "a")\n'),
-        ("s/BUILD.bazel", LAYERED + 'x(name = "a")\nx(name = "a")\n'),
+        ("s/BUILD.bazel", TEST_RULE.format("")),
+        ("s/BUILD.bazel", TEST_RULE.format(', size = "huge"')),
+        ("s/BUILD.bazel", TEST_RULE.format(', size = "small", tags = ["quick"]')),
+        ("s/BUILD.bazel", 'cc_library(name = "a")\n'),
+        ("s/BUILD.bazel", 'x(name = "a")\nx(name = "a")\n'),
         ("s/BUILD.bazel", BUILD.format('"//b", ":a"')),
         ("s/BUILD.bazel", BUILD.format('"@glog", "//b"')),
         ("s/BUILD.bazel", BUILD.format('":a", ":a"')),
@@ -168,6 +164,7 @@ BAD = {
         [("s/BUILD.bazel", BUILD.format("")), ("s/b.cc", "")],
         [("s/b.h", "")],
         [("s/BUILD.bazel", "# b.lua\n"), ("s/b.lua", "")],
+        [("s/BUILD.bazel", 'ddp_cc_library(name = "b", hdrs = ["a.h"])\n'), ("s/b.cc", "")],
     ],
 }
 
@@ -253,11 +250,12 @@ GOOD = {
     ],
     "build_form": [
         ("s/BUILD.bazel", BUILD.format('":b", "//a", "//b:c", "@glog"')),
-        ("s/BUILD.bazel", LAYERED + TEST_RULE.format(', size = "small", tags = ["cpu:2"]')),
+        ("s/BUILD.bazel", TEST_RULE.format(', size = "small", tags = ["cpu:2"]')),
         ("s/BUILD.bazel", 'exports_files(["x"])\n'),
     ],
     "built": [
         [("s/BUILD.bazel", BUILD.format("")), ("s/a.cc", ""), ("s/a.h", "")],
+        [("s/BUILD.bazel", 'ddp_cc_library(name = "a")\n'), ("s/a.cc", ""), ("s/a.h", "")],
         [("s/BUILD.bazel", 'x(srcs = glob(["t/**/*.lua"]))\n'), ("s/t/b.lua", "")],
     ],
 }
