@@ -31,6 +31,7 @@
 #include "ddp/process_group.h"
 #include "ddp/process_reducer_group.h"
 #include "ddp/reducer/pass/pass_core.h"
+#include "ddp/reducer/unused_parameters.h"
 #include "ddp/transfer/coalesced_broadcast.h"
 
 namespace ddp::internal {
@@ -80,8 +81,8 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
   reducer_->set_on_first_pass([this] { AgreeOnHooks(); });
   reducer_->set_on_complete([this] { OnReductionComplete(); });
   reducer_->set_on_bare_backward([this](const std::string& name) { WarnOfBareBackward(name); });
-  reducer_->set_on_stranger(
-      [this](const std::string& name, const at::Tensor& leaf) { WarnOfStranger(name, leaf); });
+  reducer_->set_on_unused(
+      [this](const std::vector<int>& unused) { return LookForStranger(unused); });
   SetManualFinalization(options_.require_manual_backward_finalization);
   if (options_.mixed_precision.has_value()) SetUpMixedPrecision(tensors);
   if (!options_.delay_all_reduce_named_params.empty()) {
@@ -303,15 +304,23 @@ void ModelSynchronizer::WarnOfBareBackward(const std::string& parameter) {
   LOG(WARNING) << BareBackwardMessage(group_->rank(), parameter);
 }
 
-void ModelSynchronizer::WarnOfStranger(const std::string& parameter, const at::Tensor& leaf) {
-  if (warned_of_stranger_ || !model_->is_training()) return;
-  for (const NamedTensor& item : model_->parameters()) {
-    if (item.tensor.is_same(leaf)) return;  // ignored, or an error of its own: see CheckUnused()
-  }
+// Warns once of a leaf that may have taken the place of one of the unused parameters. Returns false
+// when the search is to be made again with the same ones. The module's own parameters are no
+// strangers: they are ignored ones, or errors of their own (see CheckUnused()).
+bool ModelSynchronizer::LookForStranger(const std::vector<int>& unused) {
+  if (warned_of_stranger_) return true;
+  if (!model_->is_training()) return false;
+  std::vector<at::Tensor> unused_tensors;
+  for (const int index : unused) unused_tensors.push_back(reducer_->parameters()[index].tensor);
+  std::vector<at::Tensor> known;
+  for (const NamedTensor& item : model_->parameters()) known.push_back(item.tensor);
+  const auto [like, leaf] = FindStranger(unused_tensors, known);
+  if (!leaf.defined()) return true;
   warned_of_stranger_ = true;
   const std::string shape =
       absl::StrCat(c10::toString(leaf.scalar_type()), "[", absl::StrJoin(leaf.sizes(), ", "), "]");
-  LOG(WARNING) << StrangerMessage(group_->rank(), parameter, shape);
+  LOG(WARNING) << StrangerMessage(group_->rank(), reducer_->parameters()[unused[like]].name, shape);
+  return true;
 }
 
 // ---- Functions for users.

@@ -148,7 +148,7 @@ class ModelSynchronizer : public Joinable {
   void CheckUnused();
   void OnReductionComplete();
   void WarnOfBareBackward(const std::string& parameter);
-  void WarnOfStranger(const std::string& parameter, const at::Tensor& leaf);
+  bool LookForStranger(const std::vector<int>& unused);
   void SetUpMixedPrecision(const ModelTensors& tensors);
 
   const std::shared_ptr<const ModelView> model_;

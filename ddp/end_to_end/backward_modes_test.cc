@@ -409,6 +409,21 @@ RANK_TEST(BackwardModesTest, AMemberThatIsAssignedAnewIsTold, 2) {
   }
 }
 
+RANK_TEST(BackwardModesTest, AnIgnoredParameterHidesNoMemberThatIsAssignedAnew, 2) {
+  const auto group = init_process_group();
+  torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::Linear(8, 8));
+  DistributedDataParallel model(
+      net, group,
+      {.params_and_buffers_to_ignore = {"1.weight", "1.bias"}, .find_unused_parameters = true});
+  const auto step = [&] { model.forward(torch::ones({1, 8})).sum().backward(); };
+  EXPECT_THAT(ErrorOutputOf(step), Not(HasSubstr("is no parameter of the model")));
+  net[0]->as<torch::nn::Linear>()->weight = torch::ones({8, 8}).set_requires_grad(true);
+  net->eval();
+  EXPECT_THAT(ErrorOutputOf(step), Not(HasSubstr("is no parameter of the model")));
+  net->train();
+  EXPECT_THAT(ErrorOutputOf(step), HasSubstr("not parameter 0.weight of"));
+}
+
 RANK_TEST(BackwardModesTest, BareModuleInTrainingWarnsOnce, 2) {
   const auto group = init_process_group();
   TwoOutputs net;

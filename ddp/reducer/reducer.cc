@@ -473,7 +473,7 @@ bool Reducer::DoAtBeginning(const PassAction& action) {
       return true;
     case PassAction::Kind::kLogUnused:
       LogUnused(action.index == 0 ? DebugLevel::kInfo : DebugLevel::kDetail);
-      FindReplaced();
+      TellUnused();
       return true;
     default:
       return false;
@@ -562,11 +562,9 @@ void Reducer::LogUnused(DebugLevel least) const {
 }
 
 // Costs one comparison where the unused parameters are those of the pass before.
-void Reducer::FindReplaced() {
-  if (!on_stranger_ || core_.unused() == searched_unused_) return;
-  searched_unused_ = core_.unused();
-  const Stranger stranger = FindStranger(tensors_, searched_unused_);
-  if (stranger.leaf.defined()) on_stranger_(parameters_[stranger.like].name, stranger.leaf);
+void Reducer::TellUnused() {
+  if (!on_unused_ || core_.unused() == told_unused_) return;
+  if (on_unused_(core_.unused())) told_unused_ = core_.unused();
 }
 
 // A rank that leaves out one backward would pair this pass with an older one of the others, in this

@@ -198,11 +198,10 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
     on_bare_backward_ = std::move(on_bare_backward);
   }
 
-  // Called when a backward does not use a parameter, given by its name, that the one before used,
-  // and has a leaf that may have taken the parameter's place: see FindStranger().
-  void set_on_stranger(
-      std::function<void(const std::string&, const at::Tensor& leaf)> on_stranger) {
-    on_stranger_ = std::move(on_stranger);
+  // Called in a backward that leaves parameters unused, given by their indices, and not the same
+  // ones as in the last call that returned true.
+  void set_on_unused(std::function<bool(const std::vector<int>&)> on_unused) {
+    on_unused_ = std::move(on_unused);
   }
 
   // `begin` is called when a backward reaches a forward's outputs, synchronized or not; `end` when
@@ -271,7 +270,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   std::string About(const PassAction& action) const;
   void AgreeOnSkipped();
   void LogUnused(DebugLevel least) const;
-  void FindReplaced();
+  void TellUnused();
 
   void Launch(int bucket);
   void Wait(int bucket);
@@ -304,8 +303,8 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   std::function<void()> on_complete_;
   OnBucketComplete on_bucket_complete_;
   std::function<void(const std::string&)> on_bare_backward_;
-  std::function<void(const std::string&, const at::Tensor&)> on_stranger_;
-  std::vector<int> searched_unused_;  // the unused parameters of the last search for a stranger
+  std::function<bool(const std::vector<int>&)> on_unused_;
+  std::vector<int> told_unused_;  // those of the last on_unused_ that returned true
   BackwardCallbacks callbacks_;
 
   std::unique_ptr<GradientBuckets> buckets_;

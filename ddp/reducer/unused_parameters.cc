@@ -37,19 +37,22 @@ bool ReachesAny(const std::vector<at::Tensor>& outputs,
   return false;
 }
 
-Stranger FindStranger(const std::vector<at::Tensor>& parameters, const std::vector<int>& unused) {
+Stranger FindStranger(const std::vector<at::Tensor>& unused, const std::vector<at::Tensor>& known) {
   const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   if (nodes == nullptr || GradientContext::running() != nullptr) return {};
+  absl::flat_hash_set<const at::TensorImpl*> known_leaves;
+  for (const at::Tensor& tensor : known) known_leaves.insert(tensor.unsafeGetTensorImpl());
   for (const Node* node : *nodes) {
     if (!node->next_edges().empty() || !node->post_hooks().empty()) continue;
     const auto* const accumulator = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
     if (accumulator == nullptr) continue;
     const at::Tensor& leaf = accumulator->variable;
-    for (const int index : unused) {
-      const at::Tensor& parameter = parameters[index];
-      if (leaf.sizes() == parameter.sizes() && leaf.scalar_type() == parameter.scalar_type()) {
-        return {.like = index, .leaf = leaf};
-      }
+    if (known_leaves.contains(leaf.unsafeGetTensorImpl())) continue;
+    const auto like = std::find_if(unused.begin(), unused.end(), [&](const at::Tensor& parameter) {
+      return leaf.sizes() == parameter.sizes() && leaf.scalar_type() == parameter.scalar_type();
+    });
+    if (like != unused.end()) {
+      return {.like = static_cast<int>(like - unused.begin()), .leaf = leaf};
     }
   }
   return {};

@@ -32,15 +32,15 @@ BackwardReach ReachOfBackward(const std::vector<const torch::autograd::Node*>& a
 
 // A leaf with a gradient in the current backward that is in no model's hands.
 struct Stranger {
-  int like = -1;    // of the same shape and type is this one of the parameters
+  int like = -1;    // of the same shape and type is this one of the unused parameters
   at::Tensor leaf;  // undefined: there is none
 };
 
-// Finds a leaf of the current backward that has no hook of a model and has the shape and type of
-// one of `unused`, which are indices into `parameters`. Where a member of a module was assigned
-// another tensor, that tensor is such a leaf, and the parameter is unused. Looks at each node of
-// the backward. Does not look into a distributed autograd context.
-Stranger FindStranger(const std::vector<at::Tensor>& parameters, const std::vector<int>& unused);
+// Finds a leaf of the current backward that has no hook of a model, is none of `known`, and has the
+// shape and type of one of `unused`. Where a member of a module was assigned another tensor, that
+// tensor is such a leaf, and the parameter is unused. Looks at each node of the backward. Does not
+// look into a distributed autograd context.
+Stranger FindStranger(const std::vector<at::Tensor>& unused, const std::vector<at::Tensor>& known);
 
 }  // namespace ddp::internal
 
