@@ -5,6 +5,7 @@ import platform
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass, field
 
 import benchmark_tools as tools
@@ -129,6 +130,7 @@ def versions(options):
     peer = torch_of(python) if python else ""
     libtorch = recovery.torch_version()
     found = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": commit + (", with changes" if changed else ""),
         "CPU": _cpu_model(),
         "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",

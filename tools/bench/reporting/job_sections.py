@@ -26,6 +26,13 @@ from reporting.figures import Rounds
 PATIENCE_S = 900
 BLOCK = 1 << 20  # of a file that is written or read
 ZERO_LIMIT = 0.9  # of plain DDP with the plain optimizer
+# How lines of rendezvous_benchmark start -> the column of the report.
+RENDEZVOUS_LINES = {
+    "joined and running": "s until all have joined",
+    "a failure is known to all": "s until all know of a failure",
+    "and all have joined again": "s until all have joined again",
+    "heartbeats each": "% of a core for heartbeats",
+}
 STORE_LINE = re.compile(
     r"^(?P<what>.{24}) (?P<who>\S.{17}) +(?P<us>[\d.]+) us +"
     r"\[(?P<first>[\d.]+), (?P<third>[\d.]+)\](?:  ratio (?P<ratio>[\d.]+))?"
@@ -84,15 +91,30 @@ def run_store(context, section):
     section.data = {"rows": rows, "output": text}
 
 
+def parse_rendezvous(text):
+    """A row for each size of rendezvous_benchmark's output: the agents, then RENDEZVOUS_LINES."""
+    rows = []
+    for line in text.splitlines():
+        agents = re.match(r"(\d+) agents, ", line)
+        if agents:
+            rows.append([f"{int(agents[1]):,}", *([figures.NONE] * len(RENDEZVOUS_LINES))])
+        for column, start in enumerate(RENDEZVOUS_LINES, 1):
+            if rows and line.startswith(start):
+                rows[-1][column] = re.search(r"([\d.]+)(?: s on the wall| s, worst| %)", line)[1]
+    return rows
+
+
 def run_rendezvous(context, section):
     require_redis()
     program = context.options.rendezvous_benchmark
     require(program, build_of("//tools/bench:rendezvous_benchmark"))
-    command = [program, "--agents=1000"]
+    command = [program, "--agents=1000,10000"]
     if context.quick:
         command = [program, "--agents=50", "--failures=2", "--heartbeat_seconds=2"]
         command += ["--heartbeat_times=1"]
     section.text = run_program(command)
+    columns = ["agents", *RENDEZVOUS_LINES.values()]
+    section.tables = [Table("One Redis", columns, parse_rendezvous(section.text))]
 
 
 # ---- Start, restart, loss of a node -----------------------------------------------------------

@@ -14,7 +14,8 @@ import tempfile
 import time
 
 import benchmark_tools as tools
-from reporting import collective_section, group_sections, job_sections, step_sections
+from reporting import collective_section, fault_sections, group_sections, job_sections
+from reporting import step_sections
 from reporting.context import Context, NotRun, versions
 from reporting.document import Report, Section
 
@@ -37,6 +38,8 @@ SECTIONS = {
     ),
     "node_loss": ("A host of three is lost", job_sections.run_node_loss),
     "checkpoint": ("Checkpoint beside the disk", job_sections.run_checkpoint),
+    "faults": ("Faults in simulated jobs", fault_sections.run_faults),
+    "corruption": ("Damaged checkpoints", fault_sections.run_corruption),
 }
 BENCH = "tools/bench/"
 # Option -> the program that Bazel builds, below bazel-bin.
@@ -46,6 +49,8 @@ PROGRAMS = {
     "hierarchical-worker": BENCH + "hierarchical_benchmark_worker",
     "store-benchmark": BENCH + "store_benchmark",
     "rendezvous-benchmark": BENCH + "rendezvous_benchmark",
+    "simulate": "testing/simulator/simulate",
+    "damage": "elastic/checkpoint/save_load/damage_benchmark",
     "ddprun": "launcher/ddprun",
     "train": "examples/digits/train",
 }

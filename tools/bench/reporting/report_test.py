@@ -11,8 +11,8 @@ import unittest
 from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from reporting import collective_section, context, group_sections, job_sections  # noqa: E402
-from reporting import main, step_sections  # noqa: E402
+from reporting import collective_section, context, fault_sections, group_sections  # noqa: E402
+from reporting import job_sections, main, step_sections  # noqa: E402
 from reporting.figures import Rounds  # noqa: E402
 
 FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_worker.py")
@@ -20,6 +20,30 @@ STORE = """LibTorch 2.11.0 TCPStore (libuv) against Redis 7; 2 CPUs; optimized
 
 get                      TCPStore                 51.5 us  [50.0, 53.0]
                          RedisStore TCP           30.0 us  [29.0, 31.0]  ratio 0.583
+"""
+RENDEZVOUS = """versions  redis-server 7.0.15, 2 cores
+
+1000 agents, 1001 connections
+  4.1 % for 1000 PINGs per second on 1000 connections
+joined and running           0.419 s of store time (target under 0.5: met), 0.436 s on the wall
+heartbeats each 1000 ms      9.2 % of one core of the store (no target)
+a failure is known to all    median 0.012 s, worst of 10 0.014 s (target under 0.5: met)
+and all have joined again    median 0.267 s, worst of 10 0.326 s
+
+10000 agents, 10001 connections
+a failure is known to all    median 0.120 s, worst of 10 0.140 s (target under 0.5: met)
+and all have joined again    median 2.670 s, worst of 10 3.260 s
+"""
+SIMULATION = """  1200 seeds of 2 hosts or more: 3000 agents, 0.7 hours, 129874 events
+   800 seeds of 1000 hosts or more: 2000 agents, 0.0 hours, 387551 events
+2.6 hours simulated, 529 generations, 97 restarts charged
+faults: 115 worker crash, 6 host lost, 1000 endless losses
+messages: 238204 scripts run; lost: 1716 requests
+363.7 s on 2 threads
+"""
+DAMAGE = """600 damages of a checkpoint of 8 files, 102308 bytes: 600 found
+  a flipped bit         300 damages,    300 found
+  a block of zeros      300 damages,    300 found
 """
 # As hierarchical_benchmark writes it: over the link ours moves two thirds of Gloo's bytes.
 HOSTS = {
@@ -205,6 +229,35 @@ class HostsTest(unittest.TestCase):
         self.assertIs(group_sections.hosts_gates(late)[2].met, False)
 
 
+class FaultSectionsTest(unittest.TestCase):
+    def section(self, measure, output):
+        """What `measure` makes of a program's output, and the program's arguments."""
+        section = main.Section("name", "title")
+        options = mock.Mock(simulate="/bin/true", damage="/bin/true")
+        with mock.patch.object(fault_sections, "run_program", return_value=output) as run:
+            measure(mock.Mock(quick=False, options=options), section)
+        return section, run.call_args.args[0]
+
+    def test_counts_simulated_faults(self):
+        section, command = self.section(fault_sections.run_faults, SIMULATION)
+        self.assertEqual(command[1:], ["--seeds=2000"])
+        (table,) = section.tables
+        self.assertEqual(table.title, "2,000 simulated jobs, 5,000 agents")
+        self.assertEqual(table.rows[1:3], [["host lost", "6"], ["endless losses", "1,000"]])
+        self.assertEqual(table.rows[-1], ["all", "1,121"])
+
+    def test_counts_damages(self):
+        (table,) = self.section(fault_sections.run_corruption, DAMAGE)[0].tables
+        self.assertEqual(table.title, "Damages of a checkpoint of 8 files, 102308 bytes")
+        self.assertEqual(table.rows[0], ["a flipped bit", "300", "300"])
+        self.assertEqual(table.rows[-1], ["all", "600", "600"])
+
+    def test_another_form_of_output_is_an_error(self):
+        for measure in (fault_sections.run_faults, fault_sections.run_corruption):
+            with self.assertRaisesRegex(ValueError, "another form"):
+                self.section(measure, "all is well\n")
+
+
 class GatesTest(unittest.TestCase):
     def rounds(self, **times):
         found = Rounds()
@@ -268,6 +321,11 @@ class PartsTest(unittest.TestCase):
                 ("get", "RedisStore TCP", 30.0, 29.0, 31.0, "0.583"),
             ],
         )
+
+    def test_reads_the_rendezvous_benchmark(self):
+        rows = job_sections.parse_rendezvous(RENDEZVOUS)
+        self.assertEqual(rows[0], ["1,000", "0.436", "0.012", "0.267", "9.2"])
+        self.assertEqual(rows[1], ["10,000", "-", "0.120", "2.670", "-"])
 
     def test_a_round_of_checkpoints_leaves_nothing(self):
         class Side:
