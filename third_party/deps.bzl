@@ -10,7 +10,7 @@ load(
     "installed_repository",
     "rules_cc_stub",
 )
-load("//third_party:system_library.bzl", "system_library")
+load("//third_party:system_library.bzl", "installed_packages", "system_library")
 load("//third_party/cuda:repo.bzl", "cuda_repository")
 load("//third_party/libtorch:repo.bzl", "libtorch_repository")
 load("//third_party/nccl:repo.bzl", "nccl_repository")
@@ -80,6 +80,7 @@ def ddp_deps():
             header = header,
             pkg_config = modules,
         )
+    maybe(installed_packages, name = "installed_packages")
     maybe(libtorch_repository, name = "libtorch")
     maybe(nccl_repository, name = "nccl")
     maybe(cuda_repository, name = "cuda")

@@ -39,3 +39,13 @@ system_library = repository_rule(
     local = True,
     doc = "Labels stay the same wherever the library comes from.",
 )
+
+def _installed_packages_impl(ctx):
+    ctx.file("BUILD.bazel", "exports_files([\"status\"], visibility = [\"//visibility:public\"])\n")
+    ctx.symlink("/var/lib/dpkg/status", "status")
+
+installed_packages = repository_rule(
+    implementation = _installed_packages_impl,
+    local = True,
+    doc = "`status`: the system's packages and their versions, for what copies files of theirs.",
+)

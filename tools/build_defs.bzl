@@ -1,6 +1,7 @@
 """The macros that our BUILD files and our users' are written with."""
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+load("//tools/bundle:bundle.bzl", "ddp_bundle")
 
 # The language is also in .bazelrc, which users of this workspace do not inherit.
 COPTS = ["-std=c++20"]
@@ -213,11 +214,12 @@ def ddp_embed(name, srcs, **kwargs):
 _COMMON_ATTRIBUTES = ["tags", "target_compatible_with", "testonly", "visibility"]
 
 def ddp_trainer(name, srcs, deps = [], data = [], args = [], **kwargs):
-    """A training program, and `NAME.launch`, which runs it under ddprun.
+    """A training program; `NAME.launch` runs it under ddprun, and `NAME.bundle` ships both.
 
         bazel run //my:train.launch -- --nproc-per-node=2 -- --lr=0.1
 
     What stands before the second `--` goes to ddprun, what follows to the program.
+    `NAME.bundle_without_torch` is for machines that have LibTorch. See docs/deployment.md.
 
     Args:
       name: of the program.
@@ -225,7 +227,7 @@ def ddp_trainer(name, srcs, deps = [], data = [], args = [], **kwargs):
       deps: as of cc_binary.
       data: files that the program finds in its runfiles.
       args: given to the program before the user's own.
-      **kwargs: passed to the cc_binary; what both have, to `NAME.launch` too.
+      **kwargs: passed to the cc_binary; what all have, to the other targets too.
     """
     ddp_cc_binary(name = name, srcs = srcs, deps = deps, data = data, **kwargs)
     common = {key: kwargs[key] for key in _COMMON_ATTRIBUTES if key in kwargs}
@@ -243,3 +245,11 @@ def ddp_trainer(name, srcs, deps = [], data = [], args = [], **kwargs):
         ] + data,
         **common
     )
+    for form in ["bundle", "bundle_without_torch"]:
+        ddp_bundle(
+            name = name + "." + form,
+            trainer = ":" + name,
+            arguments = args,
+            without_torch = form == "bundle_without_torch",
+            **dict(common, tags = common.get("tags", []) + ["manual"])
+        )

@@ -267,7 +267,7 @@ def measurements(events):
 def run_python_tests(wanted, totals):
     """The tests written in Python: tools/**/*_test.py, the tidy test among them."""
     suite = unittest.TestSuite()
-    for folder in ("tools", "tools/bench"):
+    for folder in ("tools", "tools/bench", "tools/bundle"):
         start = os.path.join(ROOT, folder)
         if os.path.isdir(start):
             suite.addTests(_cases(unittest.TestLoader().discover(start, "*_test.py"), wanted))

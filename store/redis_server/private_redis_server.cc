@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -92,11 +93,19 @@ std::string Absolute(const std::string& path) {
   return absolute;
 }
 
+std::string OwnFolder() {
+  char path[PATH_MAX];
+  const ssize_t size = readlink("/proc/self/exe", path, sizeof(path));
+  const std::string own(path, std::max<ssize_t>(size, 0));
+  return own.empty() ? "/usr/bin" : own.substr(0, own.rfind('/') + 1);
+}
+
+// A bundle has the server that ddprun was tested with beside it; else it is on the PATH.
 absl::StatusOr<std::string> FindProgram(const std::string& name) {
   std::optional<std::string> found;
   if (name.find('/') == std::string::npos) {
     const char* path = getenv("PATH");
-    found = SearchPath(name, path == nullptr ? "/usr/bin" : path);
+    found = SearchPath(name, absl::StrCat(OwnFolder(), ":", path == nullptr ? "/usr/bin" : path));
   } else if (IsExecutableFile(name)) {
     found = name;
   }
