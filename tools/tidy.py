@@ -637,6 +637,32 @@ def public_headers(files):
                 )
 
 
+PUBLIC_HEADERS = "tools/install/public_headers.txt"
+_OF_TORCH_OR_STANDARD = re.compile(r"(torch|ATen|c10)/|[a-z_]+$")
+
+
+def public_interface(files):
+    """The public headers stand in docs/bazel.md, and with all they include need LibTorch only."""
+    by_path = {f.path: f for f in files}
+    if PUBLIC_HEADERS not in by_path:
+        return
+    todo = by_path[PUBLIC_HEADERS].text.split()
+    for path in todo:
+        if path not in by_path["docs/bazel.md"].text:
+            yield f"{PUBLIC_HEADERS}:1: {path} is not in docs/bazel.md; add it to the table there"
+    for path in todo:  # grows
+        f = by_path[path]
+        for match in re.finditer(r'^#include ["<]([^">]+)', f.code, flags=re.MULTILINE):
+            name = match.group(1)
+            if name in by_path:
+                todo += [name] if name not in todo else []
+            elif not _OF_TORCH_OR_STANDARD.match(name):
+                yield (
+                    f"{path}:{line_of(f.code, match.start())}: a public header needs {name}; "
+                    "only the standard library and LibTorch may stand in the public interface"
+                )
+
+
 _CONTAINER = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b")
 
 
@@ -824,6 +850,7 @@ RULES = [
     header_form,
     own_header_first,
     public_headers,
+    public_interface,
     function_length,
     build_form,
     built,

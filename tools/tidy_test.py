@@ -142,6 +142,24 @@ BAD = {
             ("ddp/b.h", ""),
         ],
     ],
+    "public_interface": [
+        [
+            ("tools/install/public_headers.txt", "ddp/a.h\n"),
+            ("docs/bazel.md", "# A\n"),
+            ("ddp/a.h", ""),
+        ],
+        [
+            ("tools/install/public_headers.txt", "ddp/a.h\n"),
+            ("docs/bazel.md", "ddp/a.h"),
+            ("ddp/a.h", '#include "ddp/b.h"\n'),
+            ("ddp/b.h", '#include "absl/time/time.h"\n'),
+        ],
+        [
+            ("tools/install/public_headers.txt", "ddp/a.h\n"),
+            ("docs/bazel.md", "ddp/a.h"),
+            ("ddp/a.h", "#include <glog/logging.h>\n"),
+        ],
+    ],
     "function_length": [
         ("a.cc", "void F() {\n" + LONG_BODY + "}\n"),
         ("a.cc", "namespace n {\nclass C {\n  void F() {\n" + LONG_BODY + "  }\n};\n}\n"),
@@ -239,6 +257,14 @@ GOOD = {
             ("ddp/b.h", "// elastic/d.h\n"),
             ("ddp/d.h", '#include "ddp/a.h"\n'),
             ("elastic/d.h", ""),
+        ],
+    ],
+    "public_interface": [
+        [
+            ("tools/install/public_headers.txt", "ddp/a.h\n"),
+            ("docs/bazel.md", "`ddp/a.h`"),
+            ("ddp/a.h", '#include <vector>\n#include <torch/types.h>\n#include "ddp/b.h"\n'),
+            ("ddp/b.h", '#include "ddp/a.h"\n'),
         ],
     ],
     "function_length": [

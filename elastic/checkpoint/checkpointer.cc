@@ -3,6 +3,7 @@
 
 #include "elastic/checkpoint/checkpointer.h"
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "ddp/common/logging.h"
@@ -82,10 +84,15 @@ std::unique_ptr<StoreGroup> MakeStoreGroup(const Checkpointer::Options& options)
       .world_size = options.world_size,
       .prefix = absl::StrCat("checkpoint/", ContentHash::Of(options.folder).Hex(), "/",
                              options.generation, ".", options.generation_nonce),
-      .timeout = options.timeout,
+      .timeout = absl::FromChrono(options.timeout),
       .on_progress = [session] {
         if (session != nullptr) session->progress();
       }});
+}
+
+absl::Duration PatienceOf(const Checkpointer::Options& options) {
+  const bool infinite = options.stall_warning_after == std::chrono::milliseconds::max();
+  return infinite ? absl::InfiniteDuration() : absl::FromChrono(options.stall_warning_after);
 }
 
 // ---- Random generators ----
@@ -228,14 +235,15 @@ class Checkpointer::Impl {
         store_group_(MakeStoreGroup(options_)),
         gather_group_(options_.rank, options_.world_size, options_.gather),
         posix_(options_.folder),
-        stall_watch_(options_.stall_warning_after,
+        stall_watch_(PatienceOf(options_),
                      [rank = options_.rank](const std::string& line) {
                        LOG(WARNING) << "rank " << rank << ", checkpoints: " << line;
                      }),
         file_system_(
             &posix_, [this] { OnProgress(); }, &stall_watch_),
         storage_(&file_system_, options_.folder, Asking(rendezvous_, &store_is_away_)),
-        backoff_({.first = options_.retry_pause, .max = options_.retry_pause_max}) {}
+        backoff_({.first = absl::FromChrono(options_.retry_pause),
+                  .max = absl::FromChrono(options_.retry_pause_max)}) {}
 
   absl::StatusOr<std::string> Save(const TrainingState& state, Urgency urgency);
   absl::StatusOr<std::optional<RestoredCheckpoint>> Restore(TrainingState& state);
@@ -601,12 +609,11 @@ Checkpointer::Checkpointer(Options options) {
           absl::StrCat(options.world_size, " ranks need a store"));
   require(options.generation_nonce.empty() || IsPlainNonce(options.generation_nonce),
           "the generation's nonce has other characters than letters, digits and \"-\"");
-  require(options.timeout > absl::ZeroDuration(), "the timeout must be positive");
-  require(options.stall_warning_after > absl::ZeroDuration(),
+  require(options.timeout.count() > 0, "the timeout must be positive");
+  require(options.stall_warning_after.count() > 0,
           "the time before a warning of a stall must be positive");
-  require(
-      options.retry_pause >= absl::ZeroDuration() && options.retry_pause_max >= options.retry_pause,
-      "the pauses between tries must not be negative, nor the longest below the first");
+  require(options.retry_pause.count() >= 0 && options.retry_pause_max >= options.retry_pause,
+          "the pauses between tries must not be negative, nor the longest below the first");
   impl_ = std::make_unique<Impl>(std::move(options));
 }
 

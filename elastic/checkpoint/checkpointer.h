@@ -1,6 +1,7 @@
 #ifndef DDP_ELASTIC_CHECKPOINT_CHECKPOINTER_H_
 #define DDP_ELASTIC_CHECKPOINT_CHECKPOINTER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,8 +11,6 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include "absl/time/time.h"
 
 namespace torch::nn {
 class Module;
@@ -161,11 +160,12 @@ class Checkpointer {
 
     // The time that a rank waits for other ranks in one save or restore before it fails and names
     // them. The time starts anew whenever one of them makes progress.
-    absl::Duration timeout = absl::Minutes(10);
+    std::chrono::milliseconds timeout = std::chrono::minutes(10);
 
     OnError on_error = OnError::kContinue;
-    absl::Duration retry_pause = absl::Seconds(1);  // after the first failure; doubles with each
-    absl::Duration retry_pause_max = absl::Minutes(5);
+    // The pause after the first failure. It doubles with each further one.
+    std::chrono::milliseconds retry_pause = std::chrono::seconds(1);
+    std::chrono::milliseconds retry_pause_max = std::chrono::minutes(5);
 
     OptimizerOptions optimizer_options = OptimizerOptions::kFromCheckpoint;
 
@@ -176,8 +176,8 @@ class Checkpointer {
     bool claim_in_restore = false;
 
     // A call to the folder's file system that lasts longer is logged with its path, and once more
-    // when it returns: a stalled mount gives no error. Infinite: no such lines.
-    absl::Duration stall_warning_after = absl::Seconds(10);
+    // when it returns: a stalled mount gives no error. milliseconds::max(): no such lines.
+    std::chrono::milliseconds stall_warning_after = std::chrono::seconds(10);
 
     // Returns the texts of all ranks, by rank. Collective, without the store. With it, the ranks
     // agree before each save that all of them reach the store: otherwise they skip the save within

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -44,6 +45,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
 #include "ddp/optim/zero_trainer.h"
 #include "ddp/process_group.h"
@@ -610,8 +612,8 @@ class FullDisk {
 
 TEST_F(CheckpointerTest, AFullDiskFailsASaveAndNotTheJob) {
   Checkpointer::Options options = Options();
-  options.retry_pause = absl::Hours(1);
-  options.retry_pause_max = absl::Hours(1);
+  options.retry_pause = std::chrono::hours(1);
+  options.retry_pause_max = std::chrono::hours(1);
   Checkpointer checkpointer(options);
   Trainer trainer(Sgd());
   const std::string first = checkpointer.save(trainer.state);
@@ -735,9 +737,9 @@ TEST_F(CheckpointerTest, OptionsAreChecked) {
   refused([](auto& options) { options.rank = 1; });
   refused([](auto& options) { options.world_size = 2; });  // without a store
   refused([](auto& options) { options.generation_nonce = "../up"; });
-  refused([](auto& options) { options.timeout = absl::ZeroDuration(); });
-  refused([](auto& options) { options.retry_pause_max = absl::ZeroDuration(); });
-  refused([](auto& options) { options.stall_warning_after = absl::ZeroDuration(); });
+  refused([](auto& options) { options.timeout = {}; });
+  refused([](auto& options) { options.retry_pause_max = {}; });
+  refused([](auto& options) { options.stall_warning_after = {}; });
 }
 
 // ---- Several ranks, over a store ----
@@ -980,7 +982,7 @@ TEST_F(CheckpointerTest, AScatteredAndOverlappedOptimizerMovesAsThePlainOne) {
 TEST_F(CheckpointerTest, RankThatDoesNotComeIsNamed) {
   Checkpointer::Options options = Options();
   options.store = c10::make_intrusive<c10d::HashStore>();
-  options.timeout = absl::Milliseconds(300);
+  options.timeout = std::chrono::milliseconds(300);
   Trainer trainer(Sgd());
   RunRanks(3, options, [&](Checkpointer& checkpointer, int rank) {
     if (rank == 1) return;

@@ -2,7 +2,7 @@
 
 namespace ddp::elastic {
 
-absl::string_view PhaseName(Phase phase) {
+std::string_view PhaseName(Phase phase) {
   switch (phase) {
     case Phase::kStartup:
       return "startup";

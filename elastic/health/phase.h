@@ -2,8 +2,7 @@
 #define DDP_ELASTIC_HEALTH_PHASE_H_
 
 #include <cstdint>
-
-#include "absl/strings/string_view.h"
+#include <string_view>
 
 namespace ddp::elastic {
 
@@ -25,7 +24,7 @@ enum class Phase : uint8_t {
 inline constexpr int kPhaseCount = 9;
 
 // Returns "data", "forward", ...; "other" for invalid values.
-absl::string_view PhaseName(Phase phase);
+std::string_view PhaseName(Phase phase);
 
 // Returns true when a rank that is stuck in `phase` may be the victim of a stuck peer.
 // `tells_waits`: the rank enters kSynchronize whenever it waits, as ranks of //ddp do, so its

@@ -10,39 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "store/redis/store_address.h"  // IWYU pragma: export
 
 namespace ddp::store {
-
-// The address of a Redis server, and the user to log in as. A value: copy it freely.
-struct RedisEndpoint {
-  static constexpr int kDefaultPort = 6379;
-
-  // The host of a TCP server: a name or an address (IPv6 without brackets). Empty with `unix_path`.
-  std::string host;
-  int port = kDefaultPort;
-
-  // The absolute path of a server's unix socket. Empty with `host`.
-  std::string unix_path;
-
-  // The numbered database (SELECT).
-  int database = 0;
-
-  // Empty: Redis's user "default".
-  std::string user;
-  // Empty: no AUTH is sent.
-  std::string password;
-  // The absolute path of the file that `password` was read from. A client that the server refuses
-  // reads it again, because the password may have been changed. Empty: no file.
-  std::string password_file;
-
-  bool is_unix() const { return !unix_path.empty(); }
-
-  // Returns the address for messages: "127.0.0.1:6379", "[::1]:6379/2", "unix:///run/redis.sock".
-  // With a password, " (user alice, with a password)" follows. The password is never shown.
-  std::string DebugString() const;
-
-  friend bool operator==(const RedisEndpoint&, const RedisEndpoint&) = default;
-};
 
 // Parses an endpoint that a person typed:
 //   HOST  HOST:PORT  ADDRESS_V6  [ADDRESS_V6]:PORT    (`default_port` where it is left out)
@@ -70,15 +40,6 @@ absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint);
 // Returns the content of DDP_REDIS_PASSWORD_FILE at `path`. Errors: those of
 // ApplyRedisCredentialsFromEnvironment() about the file.
 absl::StatusOr<std::string> ReadRedisPasswordFile(const std::string& path);
-
-// The place of a store's keys: a server, and the prefix of each key. DDP_STORE carries it from the
-// agent to the workers.
-struct StoreAddress {
-  RedisEndpoint endpoint;
-  std::string prefix;
-
-  friend bool operator==(const StoreAddress&, const StoreAddress&) = default;
-};
 
 // Parses redis://HOST[:PORT][/DATABASE]?prefix=PREFIX or unix:///PATH?[database=N&]prefix=PREFIX,
 // as FormatStoreAddress writes them. The prefix is percent-encoded. Sets no credentials.

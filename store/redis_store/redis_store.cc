@@ -8,7 +8,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "c10/util/Exception.h"
+#include "store/redis/redis_endpoint.h"
 #include "store/redis_store/redis_key_value_store.h"
 
 namespace ddp::store {
@@ -83,8 +85,7 @@ c10::intrusive_ptr<RedisStore> RedisStore::connect(const std::string& url,
 }
 
 c10::intrusive_ptr<c10d::Store> RedisStore::clone() {
-  return c10::intrusive_ptr<RedisStore>::unsafe_steal_from_new(
-      new RedisStore(store_, std::chrono::milliseconds(timeout_ms_.load())));
+  return c10::intrusive_ptr<RedisStore>::unsafe_steal_from_new(new RedisStore(store_, Timeout()));
 }
 
 const StoreAddress& RedisStore::address() const { return store_->address(); }
@@ -94,41 +95,41 @@ void RedisStore::setTimeout(const std::chrono::milliseconds& timeout) {
   timeout_ms_ = timeout.count();
 }
 
-absl::Duration RedisStore::Timeout() const {
-  return ToDuration(std::chrono::milliseconds(timeout_ms_.load()));
+std::chrono::milliseconds RedisStore::Timeout() const {
+  return std::chrono::milliseconds(timeout_ms_.load());
 }
 
 void RedisStore::set(const std::string& key, const std::vector<uint8_t>& value) {
-  ThrowIfError(store_->Set(key, ToString(value), Timeout()));
+  ThrowIfError(store_->Set(key, ToString(value), ToDuration(Timeout())));
 }
 
 std::vector<uint8_t> RedisStore::compareSet(const std::string& key,
                                             const std::vector<uint8_t>& expected,
                                             const std::vector<uint8_t>& desired) {
-  return ToBytes(
-      ValueOrThrow(store_->CompareSet(key, ToString(expected), ToString(desired), Timeout())));
+  return ToBytes(ValueOrThrow(
+      store_->CompareSet(key, ToString(expected), ToString(desired), ToDuration(Timeout()))));
 }
 
 std::vector<uint8_t> RedisStore::get(const std::string& key) {
-  return ToBytes(ValueOrThrow(store_->Get(key, Timeout())));
+  return ToBytes(ValueOrThrow(store_->Get(key, ToDuration(Timeout()))));
 }
 
 int64_t RedisStore::add(const std::string& key, int64_t value) {
-  return ValueOrThrow(store_->Add(key, value, Timeout()));
+  return ValueOrThrow(store_->Add(key, value, ToDuration(Timeout())));
 }
 
 bool RedisStore::deleteKey(const std::string& key) {
-  return ValueOrThrow(store_->Delete(key, Timeout()));
+  return ValueOrThrow(store_->Delete(key, ToDuration(Timeout())));
 }
 
 bool RedisStore::check(const std::vector<std::string>& keys) {
-  return ValueOrThrow(store_->Check(keys, Timeout()));
+  return ValueOrThrow(store_->Check(keys, ToDuration(Timeout())));
 }
 
-int64_t RedisStore::getNumKeys() { return ValueOrThrow(store_->NumKeys(Timeout())); }
+int64_t RedisStore::getNumKeys() { return ValueOrThrow(store_->NumKeys(ToDuration(Timeout()))); }
 
 void RedisStore::wait(const std::vector<std::string>& keys) {
-  ThrowIfError(store_->Wait(keys, Timeout()));
+  ThrowIfError(store_->Wait(keys, ToDuration(Timeout())));
 }
 
 void RedisStore::wait(const std::vector<std::string>& keys,
@@ -137,13 +138,13 @@ void RedisStore::wait(const std::vector<std::string>& keys,
 }
 
 void RedisStore::append(const std::string& key, const std::vector<uint8_t>& value) {
-  ThrowIfError(store_->Append(key, ToString(value), Timeout()));
+  ThrowIfError(store_->Append(key, ToString(value), ToDuration(Timeout())));
 }
 
 std::vector<std::vector<uint8_t>> RedisStore::multiGet(const std::vector<std::string>& keys) {
   std::vector<std::vector<uint8_t>> values;
   values.reserve(keys.size());
-  for (const std::string& value : ValueOrThrow(store_->MultiGet(keys, Timeout()))) {
+  for (const std::string& value : ValueOrThrow(store_->MultiGet(keys, ToDuration(Timeout())))) {
     values.push_back(ToBytes(value));
   }
   return values;
@@ -154,16 +155,17 @@ void RedisStore::multiSet(const std::vector<std::string>& keys,
   std::vector<std::string> texts;
   texts.reserve(values.size());
   for (const std::vector<uint8_t>& value : values) texts.push_back(ToString(value));
-  ThrowIfError(store_->MultiSet(keys, texts, Timeout()));
+  ThrowIfError(store_->MultiSet(keys, texts, ToDuration(Timeout())));
 }
 
 void RedisStore::queuePush(const std::string& key, const std::vector<uint8_t>& value) {
-  ThrowIfError(store_->QueuePush(key, ToString(value), Timeout()));
+  ThrowIfError(store_->QueuePush(key, ToString(value), ToDuration(Timeout())));
 }
 
 std::vector<uint8_t> RedisStore::queuePop(const std::string& key, bool block) {
-  if (block) return ToBytes(ValueOrThrow(store_->QueuePop(key, Timeout())));
-  const std::optional<std::string> value = ValueOrThrow(store_->QueueTryPop(key, Timeout()));
+  if (block) return ToBytes(ValueOrThrow(store_->QueuePop(key, ToDuration(Timeout()))));
+  const std::optional<std::string> value =
+      ValueOrThrow(store_->QueueTryPop(key, ToDuration(Timeout())));
   if (!value.has_value()) {
     C10_THROW_ERROR(DistQueueEmptyError, "RedisStore: queue " + key + " is empty");
   }
@@ -171,13 +173,13 @@ std::vector<uint8_t> RedisStore::queuePop(const std::string& key, bool block) {
 }
 
 int64_t RedisStore::queueLen(const std::string& key) {
-  return ValueOrThrow(store_->QueueLength(key, Timeout()));
+  return ValueOrThrow(store_->QueueLength(key, ToDuration(Timeout())));
 }
 
 std::vector<std::string> RedisStore::listKeys() {
-  return ValueOrThrow(store_->ListKeys(Timeout()));
+  return ValueOrThrow(store_->ListKeys(ToDuration(Timeout())));
 }
 
-void RedisStore::refresh_ttl() { ThrowIfError(store_->RefreshTtl(Timeout())); }
+void RedisStore::refresh_ttl() { ThrowIfError(store_->RefreshTtl(ToDuration(Timeout()))); }
 
 }  // namespace ddp::store

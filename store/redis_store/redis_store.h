@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/time.h"
-#include "store/redis/redis_endpoint.h"
+#include "store/redis/store_address.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace ddp::store {
@@ -104,7 +103,7 @@ class RedisStore final : public c10d::Store {
  private:
   RedisStore(std::shared_ptr<RedisKeyValueStore> store, std::chrono::milliseconds timeout);
 
-  absl::Duration Timeout() const;
+  std::chrono::milliseconds Timeout() const;
 
   const std::shared_ptr<RedisKeyValueStore> store_;
   std::atomic<std::chrono::milliseconds::rep> timeout_ms_;  // timeout_, readable by any thread
