@@ -3,13 +3,9 @@
 // the ranks take the statistics of the joint batch, and the result does not depend on their number.
 //
 //   bazel run //examples/sync_batch_norm:train.launch -- --nproc-per-node=4
-//
-// With the argument `plain` the batch norms stay LibTorch's: each rank normalizes by its own
-// samples, and the loss is another one for each number of ranks.
 #include <torch/torch.h>
 
 #include <cstdio>
-#include <string>
 
 #include "ddp/ddp.h"
 #include "ddp/nn/convert_sync_batchnorm.h"
@@ -32,7 +28,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-int Train(bool plain) {
+int Train() {
   const auto group = ddp::init_process_group();  // blocks until all ranks have joined
   const torch::Device device = group->device();  // the CPU, or this rank's GPU
 
@@ -43,7 +39,7 @@ int Train(bool plain) {
 
   Net net;
   net->to(device, torch::kDouble);
-  if (!plain) ddp::convert_sync_batchnorm(*net);  // before the DistributedDataParallel
+  ddp::convert_sync_batchnorm(*net);  // before the DistributedDataParallel
   ddp::DistributedDataParallel model(net, group);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   ddp::elastic::Training training(
@@ -65,7 +61,4 @@ int Train(bool plain) {
   return 0;
 }
 
-int main(int argc, char** argv) {
-  const bool plain = argc > 1 && std::string(argv[1]) == "plain";
-  return ddp::elastic::run_worker([&] { return Train(plain); });
-}
+int main() { return ddp::elastic::run_worker(Train); }

@@ -1,23 +1,19 @@
 // A trainer whose optimizer state is divided among the ranks: each rank keeps 1/N of AdamW's
-// moments. Fits a small net to a wave. The checkpoints are those of the plain optimizer, so the job
-// may be killed at any moment, and continue on another number of ranks.
+// moments. Fits a small net to a wave. A checkpoint holds the state as a whole, as of a plain
+// AdamW: the job may be killed at any moment, and a new job may continue on another number of
+// ranks.
 //
 //   bazel run //examples/zero:train.launch -- --nproc-per-node=2 --max-restarts=3 -- /tmp/wave
-//
-// A third argument, "plain", trains with the plain optimizer. The result is the same.
 #include <torch/torch.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <string>
 
 #include "ddp/ddp.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
 #include "elastic/training/training.h"
 #include "elastic/worker/run_worker.h"
-
-namespace {
 
 // Returns the bytes of optimizer state on this rank.
 size_t StateBytes(const torch::optim::Optimizer& optimizer) {
@@ -29,7 +25,7 @@ size_t StateBytes(const torch::optim::Optimizer& optimizer) {
   return bytes;
 }
 
-int Train(const std::string& checkpoint_folder, int64_t epochs, bool plain) {
+int Train(const std::string& checkpoint_folder, int64_t epochs) {
   const auto group = ddp::init_process_group();
   const torch::Device device = group->device();
   constexpr int64_t kSamples = 512;
@@ -41,19 +37,10 @@ int Train(const std::string& checkpoint_folder, int64_t epochs, bool plain) {
                             torch::nn::Tanh(), torch::nn::Linear(64, 1));
   net->to(device);
   ddp::DistributedDataParallel model(net, group);
-  const torch::optim::AdamWOptions options(0.003);
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-  const torch::optim::Optimizer* local = nullptr;  // what this rank keeps
-  if (plain) {
-    optimizer = std::make_unique<torch::optim::AdamW>(model->parameters(), options);
-    local = optimizer.get();
-  } else {
-    using Zero = ddp::ZeroRedundancyOptimizer<torch::optim::AdamW>;
-    auto zero = std::make_unique<Zero>(model, options);
-    local = &zero->local_optimizer();
-    optimizer = std::move(zero);
-  }
-  ddp::elastic::Training training(model, *optimizer,
+  // In place of torch::optim::AdamW optimizer(model->parameters(), 0.003).
+  ddp::ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(model,
+                                                              torch::optim::AdamWOptions(0.003));
+  ddp::elastic::Training training(model, optimizer,
                                   {.dataset_size = kSamples,
                                    .global_batch_size = 64,
                                    .epochs = epochs,
@@ -74,15 +61,12 @@ int Train(const std::string& checkpoint_folder, int64_t epochs, bool plain) {
     std::fflush(stdout);
   }
   std::fprintf(stderr, "rank %d of %d: %zu bytes of optimizer state\n", group->rank(),
-               group->size(), StateBytes(*local));
+               group->size(), StateBytes(optimizer.local_optimizer()));
   return 0;
 }
-
-}  // namespace
 
 int main(int argc, char** argv) {
   const std::string checkpoint_folder = argc > 1 ? argv[1] : "";
   const int64_t epochs = argc > 2 ? std::atoll(argv[2]) : 100;
-  const bool plain = argc > 3 && std::string(argv[3]) == "plain";
-  return ddp::elastic::run_worker([&] { return Train(checkpoint_folder, epochs, plain); });
+  return ddp::elastic::run_worker([&] { return Train(checkpoint_folder, epochs); });
 }
