@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
-
 namespace ddp::examples {
 
 // A file in the IDX format of MNIST with unsigned bytes: two zero bytes, the type 0x08, the number
@@ -15,14 +13,13 @@ struct IdxFile {
   std::vector<int64_t> shape;
   std::vector<uint8_t> values;  // as many as the product of the shape
 
-  // Reads the file at `path`. kNotFound: the file cannot be read, or is empty. kInvalidArgument: it
-  // is not an IDX file of bytes with `dimensions` dimensions, a dimension is 0, or the file does
-  // not have as many values as its header says. The message names the file and the fault.
-  static absl::StatusOr<IdxFile> Read(const std::string& path, int dimensions);
+  // Reads the file at `path`. Throws std::runtime_error, which names the file and the fault, when
+  // the file cannot be read, is no IDX file of bytes with `dimensions` dimensions, has a dimension
+  // of 0, or has another number of values than its header states.
+  static IdxFile Read(const std::string& path, int dimensions);
 
-  // Parses bytes that were read already. Errors: kInvalidArgument as above. `name` is for messages.
-  static absl::StatusOr<IdxFile> Parse(const std::string& name, const std::string& bytes,
-                                       int dimensions);
+  // Parses bytes that were read already. Throws as Read(). `name` is for messages.
+  static IdxFile Parse(const std::string& name, const std::string& bytes, int dimensions);
 };
 
 }  // namespace ddp::examples

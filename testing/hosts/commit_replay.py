@@ -1,4 +1,6 @@
-"""What a job has trained in the end, from the commit logs of its ranks (examples/digits/train.cc).
+"""What a job has trained in the end, from the commit logs of its ranks.
+
+The logs are those of testing/jobs/logging_trainer.cc.
 
 A generation goes on from a checkpoint: what earlier ones have done beyond it is void. So the steps
 that count are those of the newest generation that did them.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of commit_replay.py on logs as examples/digits writes them."""
+"""Tests of commit_replay.py on logs as testing/jobs:logging_trainer writes them."""
 
 import os
 import sys

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The digits example on three hosts, of which one loses its power in the middle of an epoch.
+"""A trainer on three hosts, of which one loses its power in the middle of an epoch.
 
-The survivors go on from the newest checkpoint, the host comes back, and in the end every image was
+The survivors go on from the newest checkpoint, the host comes back, and in the end every sample was
 trained exactly once in every epoch. Nobody types anything but what starts ddprun on a host.
 """
 
-import json
+import glob
 import os
+import re
 import sys
 import tempfile
 import unittest
@@ -28,16 +29,17 @@ PATIENCE_S = 300
 
 
 @unittest.skipIf(hosts.why_not(), hosts.why_not())
-class DigitsTest(unittest.TestCase):
+class LostHostTest(unittest.TestCase):
     def setUp(self):
         self.folder = self.enterContext(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         self.network = self.enterContext(hosts.Network(["store", *NAMES]))
         self.checkpoints, self.commits = self.path("checkpoints"), self.path("commits")
         os.mkdir(self.commits)
-        program = [find_program("examples/digits:train"), f"--epochs={EPOCHS}"]
+        program = [find_program("testing/jobs:logging_trainer"), f"--epochs={EPOCHS}"]
         program += [f"--checkpoint_every={CHECKPOINT_EVERY}", f"--batch_size={BATCH}"]
+        program += [f"--samples={SAMPLES}"]
         program += [f"--checkpoint_dir={self.checkpoints}", f"--commit_log={self.commits}"]
-        flags = ["--nnodes=2:3", "--nproc-per-node=2", "--rdzv-id=digits", "--no-python"]
+        flags = ["--nnodes=2:3", "--nproc-per-node=2", "--rdzv-id=lost", "--no-python"]
         ddprun = find_program("launcher:ddprun")
         self.job = Job(self.network, self.folder, ddprun, program, flags)
 
@@ -60,6 +62,14 @@ class DigitsTest(unittest.TestCase):
 
         self.job.wait_until("middle of an epoch", in_the_middle)
 
+    def loss_of(self, epoch):
+        """What rank 0 has printed, on whichever host it was then."""
+        printed = ""
+        for path in glob.glob(os.path.join(self.folder, "*.out")):
+            with open(path, encoding="utf-8") as stream:
+                printed += stream.read()
+        return float(re.search(rf"epoch {epoch} loss ([0-9.]+)", printed).group(1))
+
     def test_a_host_is_lost_and_comes_back(self):
         self.job.start_store("store")
         for name in NAMES:
@@ -80,10 +90,7 @@ class DigitsTest(unittest.TestCase):
         epochs, void = commit_replay.replay(self.commits)
         self.assertEqual(commit_replay.check_once(epochs, EPOCHS, SAMPLES), "")
         print(f"{void} steps were done again, or by a generation that was lost")
-        with open(os.path.join(self.checkpoints, "metrics.jsonl"), encoding="utf-8") as stream:
-            metrics = [json.loads(line) for line in stream]
-        self.assertEqual([entry["epoch"] for entry in metrics], list(range(EPOCHS)))
-        self.assertGreaterEqual(metrics[-1]["test_accuracy"], 0.95)
+        self.assertLess(self.loss_of(EPOCHS - 1), 1e-2)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@
 #include "store/redis/redis_endpoint.h"
 #include "testing/redis/redis_fixture.h"
 
-namespace ddp::examples {
+namespace ddp::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -91,7 +91,7 @@ class FullPipe {
 class StaleAgentTest : public ::testing::Test {
  protected:
   StaleAgentTest()
-      : redis_(testing::RedisFixture::StartTcp()),
+      : redis_(RedisFixture::StartTcp()),
         folder_(fs::path(::testing::TempDir()) /
                 ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
     fs::remove_all(folder_);
@@ -117,7 +117,7 @@ class StaleAgentTest : public ::testing::Test {
           "--rdzv-id=stale",
           "--nproc-per-node=1",
           absl::StrCat("--event-log-file=", node.event_log),
-          "examples/digits/train",
+          "testing/jobs/logging_trainer",
           "--epochs=100000",
           "--batch_size=720",
           "--checkpoint_every=1",
@@ -200,7 +200,7 @@ class StaleAgentTest : public ::testing::Test {
   void ContinuesUndisturbed(const Node& stale, const Node& other, const FullPipe* held_up,
                             const std::string& refusal);
 
-  const std::unique_ptr<testing::RedisFixture> redis_;
+  const std::unique_ptr<RedisFixture> redis_;
   const fs::path folder_;
   std::vector<pid_t> stopped_;
 };
@@ -271,7 +271,7 @@ TEST_F(StaleAgentTest, AJobThatIsStoppedWhileRedisIsAwaySavesItsLastStep) {
   DdprunDriver run(
       {.arguments = {
            absl::StrCat("--rdzv-endpoint=", redis_->endpoint().host, ":", redis_->endpoint().port),
-           "--rdzv-id=outage", "--nnodes=1", "--nproc-per-node=2", "examples/digits/train",
+           "--rdzv-id=outage", "--nnodes=1", "--nproc-per-node=2", "testing/jobs/logging_trainer",
            "--epochs=100000", "--checkpoint_every=25",
            absl::StrCat("--checkpoint_dir=", Checkpoints().string()),
            absl::StrCat("--commit_log=", folder_.string())}});
@@ -294,4 +294,4 @@ TEST_F(StaleAgentTest, AJobThatIsStoppedWhileRedisIsAwaySavesItsLastStep) {
 }
 
 }  // namespace
-}  // namespace ddp::examples
+}  // namespace ddp::testing

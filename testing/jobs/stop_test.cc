@@ -4,11 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,10 +12,11 @@
 #include "elastic/health/health_page.h"
 #include "elastic/health/phase.h"
 #include "store/redis/redis_endpoint.h"
+#include "testing/jobs/checkpoint_files.h"
 #include "testing/ranks/rank_harness.h"
 #include "testing/redis/redis_fixture.h"
 
-namespace ddp::examples {
+namespace ddp::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -29,15 +26,9 @@ using elastic::Phase;
 constexpr int kRanks = 2;
 constexpr int64_t kStepsPerEpoch = 45;
 
-std::string Read(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
 class StopTest : public ::testing::Test {
  protected:
-  StopTest() : redis_(testing::RedisFixture::Start()) {
+  StopTest() : redis_(RedisFixture::Start()) {
     folder_ = fs::path(::testing::TempDir()) /
               ::testing::UnitTest::GetInstance()->current_test_info()->name();
     fs::create_directories(folder_);
@@ -49,12 +40,12 @@ class StopTest : public ::testing::Test {
 
   // Runs two epochs, or the rest of them, as generation `generation` of the job whose checkpoints
   // are in `name`.
-  testing::RankRun Train(const std::string& name, uint64_t generation) {
+  RankRun Train(const std::string& name, uint64_t generation) {
     // Each rank finds its own page, as under ddprun.
-    testing::RankJob job = {
+    RankJob job = {
         .world_size = kRanks,
         .argv = {"/bin/sh", "-c", "eval export DDP_HEALTH_FD=\\$PAGE_$RANK; exec \"$@\"", "sh",
-                 "examples/digits/train", "--epochs=2", "--checkpoint_every=20",
+                 "testing/jobs/logging_trainer", "--epochs=2", "--checkpoint_every=20",
                  "--checkpoint_dir=" + (folder_ / name).string()},
         .store_url = store::FormatStoreAddress(redis_->Address(absl::StrCat(name, generation))),
         .environment = {{"DDP_GENERATION", absl::StrCat(generation)}},
@@ -62,42 +53,21 @@ class StopTest : public ::testing::Test {
     for (int rank = 0; rank < kRanks; ++rank) {
       job.environment[absl::StrCat("PAGE_", rank)] = absl::StrCat(pages_[rank].fd());
     }
-    return testing::RunRanks(job);
-  }
-
-  std::vector<std::string> Checkpoints(const std::string& name) const {
-    std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(folder_ / name)) {
-      if (entry.is_directory()) found.push_back(entry.path().filename());
-    }
-    std::sort(found.begin(), found.end());
-    return found;
-  }
-
-  // Returns the tensors of the newest checkpoint, by file.
-  std::map<std::string, std::string> Tensors(const std::string& name) const {
-    std::map<std::string, std::string> files;
-    const fs::path newest = folder_ / name / Checkpoints(name).back();
-    for (const auto& entry : fs::directory_iterator(newest)) {
-      if (entry.path().extension() == ".safetensors") {
-        files[entry.path().filename()] = Read(entry.path());
-      }
-    }
-    return files;
+    return RunRanks(job);
   }
 
   void BeginGeneration(uint64_t generation) {
     for (HealthPage& page : pages_) page.BeginGeneration(generation);
   }
 
-  const std::unique_ptr<testing::RedisFixture> redis_;
+  const std::unique_ptr<RedisFixture> redis_;
   fs::path folder_;
   std::vector<HealthPage> pages_;
 };
 
 TEST_F(StopTest, AGenerationThatMakesWayLosesNoStep) {
   BeginGeneration(1);
-  const testing::RankRun whole = Train("whole", 1);
+  const RankRun whole = Train("whole", 1);
   ASSERT_TRUE(whole.succeeded()) << whole.Describe();
   for (const HealthPage& page : pages_) {
     EXPECT_TRUE(page.Read().stop_aware);
@@ -111,24 +81,25 @@ TEST_F(StopTest, AGenerationThatMakesWayLosesNoStep) {
 
   BeginGeneration(1);
   for (HealthPage& page : pages_) page.RequestStop(33);
-  const testing::RankRun first = Train("in_parts", 1);
+  const RankRun first = Train("in_parts", 1);
   ASSERT_TRUE(first.succeeded()) << first.Describe();
-  EXPECT_EQ(Checkpoints("in_parts").back(), "step-000000000033.g0001");
+  EXPECT_EQ(NewestCheckpoint(folder_ / "in_parts").filename(), "step-000000000033.g0001");
   for (const HealthPage& page : pages_) {
     EXPECT_TRUE(page.Read().stopped_as_asked);
     EXPECT_EQ(page.Read().step, 33);
   }
 
   BeginGeneration(2);
-  const testing::RankRun second = Train("in_parts", 2);
+  const RankRun second = Train("in_parts", 2);
   ASSERT_TRUE(second.succeeded()) << second.Describe();
   for (const HealthPage& page : pages_) {
     EXPECT_EQ(page.Read().first_step, 34);
     EXPECT_EQ(page.Read().step, 2 * kStepsPerEpoch);
   }
-  EXPECT_EQ(Tensors("in_parts").size(), 4u);  // model, optimizer, two ranks' generators
-  EXPECT_TRUE(Tensors("in_parts") == Tensors("whole"));
+  EXPECT_EQ(NewestTensors(folder_ / "in_parts").size(),
+            4u);  // model, optimizer, two ranks' generators
+  EXPECT_TRUE(NewestTensors(folder_ / "in_parts") == NewestTensors(folder_ / "whole"));
 }
 
 }  // namespace
-}  // namespace ddp::examples
+}  // namespace ddp::testing
