@@ -39,7 +39,8 @@ def _bundle_impl(ctx):
         # A gigabyte that is made in seconds is not worth its place in a cache.
         execution_requirements = {"local": "", "no-cache": ""},
     )
-    return [DefaultInfo(files = depset([folder, tar]))]
+    made = [folder, tar]
+    return [DefaultInfo(files = depset(made), runfiles = ctx.runfiles(files = made))]
 
 def _runfiles_path(ctx, file):
     if file.short_path.startswith("../"):
