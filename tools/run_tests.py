@@ -265,9 +265,9 @@ def measurements(events):
 
 
 def run_python_tests(wanted, totals):
-    """The tests written in Python: tools/**/*_test.py, the tidy test among them."""
+    """The tests written in Python: tools/**/*_test.py, the tidy test among them, and CMake's."""
     suite = unittest.TestSuite()
-    for folder in ("tools", "tools/bench", "tools/bundle"):
+    for folder in ("tools", "tools/bench", "tools/bundle", "testing/cmake"):
         start = os.path.join(ROOT, folder)
         if os.path.isdir(start):
             suite.addTests(_cases(unittest.TestLoader().discover(start, "*_test.py"), wanted))
@@ -454,7 +454,7 @@ def main(argv):
         return 1 if totals.failed else 0
     found = bazel_step(options, totals)
     if not options.config:
-        say("Python tests: the tidy test and the tools' own")
+        say("Python tests: the tidy test, the tools' own and the install tree's")
         found = run_python_tests(options.filter, totals) > 0 or found
         if os.path.isdir(os.path.join(ROOT, CONSUMER)) and options.filter in CONSUMER:
             say(f"{CONSUMER}: a workspace that uses this one from outside")

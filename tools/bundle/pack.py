@@ -74,6 +74,13 @@ def is_of_torch(path, torch):
     return os.path.realpath(path).startswith((torch + "/", nvidia + "/"))
 
 
+def redis_server():
+    path = shutil.which("redis-server")
+    if not path:
+        raise PackError("redis-server is not installed, and stands beside ddprun on other machines")
+    return path
+
+
 # ---- Whose it is ----------------------------------------------------------------------------
 
 
@@ -155,7 +162,7 @@ def _output(command, codes=(0,)):
     return answer.stdout
 
 
-def _libraries_of(program):
+def libraries_of(program):
     return parse_ldd(program, _output(["ldd", program]))
 
 
@@ -175,8 +182,11 @@ def _set_rpath(path, rpath):
 
 
 class Bundle:
-    def __init__(self, folder):
+    """A folder of programs, and of the libraries that they find in its folder `libraries`."""
+
+    def __init__(self, folder, libraries="lib"):
         self._folder = folder
+        self._libraries = libraries
         self._origins = {}  # by place in the folder: the path that it was copied from
 
     def place(self, *names):
@@ -184,15 +194,16 @@ class Bundle:
 
     def add_program(self, name, source):
         _copy(source, self.place(name), 0o755)
-        _set_rpath(self.place(name), "$ORIGIN/lib")
+        way = os.path.relpath(self.place(self._libraries), os.path.dirname(self.place(name)))
+        _set_rpath(self.place(name), f"$ORIGIN/{way}")
         self._origins[name] = os.path.realpath(source)
 
     def add_library(self, name, source):
-        target = self.place("lib", name)
+        target = self.place(self._libraries, name)
         _copy(source, target)
         if _output(["patchelf", "--print-rpath", target]).strip():
             _set_rpath(target, "$ORIGIN")
-        self._origins[f"lib/{name}"] = os.path.realpath(source)
+        self._origins[f"{self._libraries}/{name}"] = os.path.realpath(source)
 
     def add_licenses(self, torch):
         """The text of every owner of a file, and licenses/list, which says whose each file is."""
@@ -241,13 +252,10 @@ def run_script(options, version):
 
 def pack(options):
     trainer = os.path.basename(options.trainer)
-    redis_server = shutil.which("redis-server")
-    if not redis_server:
-        raise PackError("redis-server is not installed, and a bundle carries it")
-    programs = {"ddprun": options.ddprun, "redis-server": redis_server, trainer: options.trainer}
+    programs = {"ddprun": options.ddprun, "redis-server": redis_server(), trainer: options.trainer}
     libraries = {}
     for path in programs.values():
-        libraries.update(_libraries_of(path))
+        libraries.update(libraries_of(path))
     torch = find_torch(options.trainer, libraries)
     if "libtorch_cuda.so" in libraries and not options.without_torch:
         raise PackError(
