@@ -1,7 +1,8 @@
 """What Bazel 4.2.3 itself expects from the network, generated on the spot instead.
 
 Its C++ toolchain loads @rules_cc and @rules_java, and its tests @remote_coverage_tools. Newer
-Bazel gets the real repositories; see ddp_deps().
+Bazel gets the real repositories; see ddp_deps(). Our own files load every rule that a newer Bazel
+has in a repository of its own, so @rules_shell has a stub too.
 """
 
 _RULES = [
@@ -25,6 +26,17 @@ def _rules_cc_impl(ctx):
 rules_cc_stub = repository_rule(
     implementation = _rules_cc_impl,
     doc = "@rules_cc as a re-export of Bazel's built-in rules.",
+)
+
+def _rules_shell_impl(ctx):
+    ctx.file("BUILD.bazel", "")
+    ctx.file("shell/BUILD.bazel", "")
+    for rule in ["sh_binary", "sh_library", "sh_test"]:
+        ctx.file("shell/%s.bzl" % rule, "%s = native.%s\n" % (rule, rule))
+
+rules_shell_stub = repository_rule(
+    implementation = _rules_shell_impl,
+    doc = "@rules_shell as a re-export of Bazel's built-in rules.",
 )
 
 def _coverage_tools_impl(ctx):

@@ -1,4 +1,7 @@
-"""Everything that this workspace depends on. Called by our WORKSPACE and by every user's alike."""
+"""Everything that this workspace depends on.
+
+Called by our WORKSPACE and by every user's alike, and by extensions.bzl for MODULE.bazel.
+"""
 
 load(
     "@bazel_tools//tools/build_defs/repo:utils.bzl",
@@ -9,6 +12,7 @@ load(
     "coverage_tools_stub",
     "installed_repository",
     "rules_cc_stub",
+    "rules_shell_stub",
 )
 load("//third_party:system_library.bzl", "installed_packages", "system_library")
 load("//third_party/cuda:repo.bzl", "cuda_repository")
@@ -54,10 +58,27 @@ def _is_bazel_4():
     newer = getattr(native, "bazel_version", "") or hasattr(native, "package_relative_label")
     return not newer
 
+def declare_libraries(declare):
+    """Declares each library, by `declare(rule, name = ..., **attributes)`."""
+    for name, (apt_package, header, modules) in _SYSTEM_LIBRARIES.items():
+        declare(
+            system_library,
+            name = name,
+            apt_package = apt_package,
+            build_file = Label("//third_party/%s:system.BUILD.tpl" % name),
+            header = header,
+            pkg_config = modules,
+        )
+    declare(installed_packages, name = "installed_packages")
+    declare(libtorch_repository, name = "libtorch")
+    declare(nccl_repository, name = "nccl")
+    declare(cuda_repository, name = "cuda")
+
 def ddp_deps():
     """Declares every repository that is not declared yet: a user's earlier choice wins."""
     if _is_bazel_4():
         maybe(rules_cc_stub, name = "rules_cc")
+        maybe(rules_shell_stub, name = "rules_shell")
         maybe(
             installed_repository,
             name = "rules_java",
@@ -71,16 +92,4 @@ def ddp_deps():
             apt_package = "bazel-skylib",
             path = "/usr/share/bazel/tools/skylib",
         )
-    for name, (apt_package, header, modules) in _SYSTEM_LIBRARIES.items():
-        maybe(
-            system_library,
-            name = name,
-            apt_package = apt_package,
-            build_file = Label("//third_party/%s:system.BUILD.tpl" % name),
-            header = header,
-            pkg_config = modules,
-        )
-    maybe(installed_packages, name = "installed_packages")
-    maybe(libtorch_repository, name = "libtorch")
-    maybe(nccl_repository, name = "nccl")
-    maybe(cuda_repository, name = "cuda")
+    declare_libraries(maybe)

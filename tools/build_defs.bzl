@@ -1,6 +1,7 @@
 """The macros that our BUILD files and our users' are written with."""
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+load("@rules_shell//shell:sh_binary.bzl", "sh_binary")
 load("//tools/bundle:bundle.bzl", "ddp_bundle")
 
 # The language is also in .bazelrc, which users of this workspace do not inherit.
@@ -16,22 +17,26 @@ _WARNINGS = [
 
 _TORCH = "@libtorch//:torch"
 
+def _own(label):
+    """Returns the label of a target of this repository, by whatever name the user's calls it."""
+    return str(Label(label))
+
 def _copts(copts):
     return COPTS + _WARNINGS + select({
-        "@ddp//tools:with_werror": ["-Werror"],
+        _own("//tools:with_werror"): ["-Werror"],
         "//conditions:default": [],
     }) + copts
 
 def if_cuda(with_cuda, without = []):
     """Chooses by --config=cuda."""
     return select({
-        "@ddp//:with_cuda": with_cuda,
+        _own("//:with_cuda"): with_cuda,
         "//conditions:default": without,
     })
 
 def _if_precompiled(added):
     return select({
-        "@ddp//tools:with_precompiled_headers": added,
+        _own("//tools:with_precompiled_headers"): added,
         "//conditions:default": [],
     })
 
@@ -41,7 +46,7 @@ def _precompiled(pch, copts, deps):
         return {"copts": _copts(copts), "deps": deps}
     return {
         "copts": _copts(copts + _if_precompiled(["-include", pch + "_pch.h"])),
-        "deps": deps + _if_precompiled(["@ddp//tools/precompiled:%s_pch" % pch]),
+        "deps": deps + _if_precompiled([_own("//tools/precompiled:%s_pch" % pch)]),
     }
 
 # What a test needs besides a CPU, by what it depends on: its tags.
@@ -166,7 +171,7 @@ def ddp_cc_fuzz(name, deps = [], **kwargs):
         name = name,
         testonly = True,
         linkopts = select(
-            {"@ddp//tools:with_fuzzer": ["-fsanitize=fuzzer"]},
+            {_own("//tools:with_fuzzer"): ["-fsanitize=fuzzer"]},
             no_match_error = "a fuzz target is built with --config=fuzz",
         ),
         tags = [
@@ -174,8 +179,8 @@ def ddp_cc_fuzz(name, deps = [], **kwargs):
             "manual",
         ],
         deps = deps + [
-            "@ddp//testing:fuzz_engine",
-            "@ddp//testing:fuzz_target",
+            _own("//testing:fuzz_engine"),
+            _own("//testing:fuzz_target"),
         ],
         **kwargs
     )
@@ -186,8 +191,8 @@ def ddp_cc_fuzz(name, deps = [], **kwargs):
         copts = _copts([]),
         tags = ["cpu"],
         deps = deps + [
-            "@ddp//testing:fuzz_replay",
-            "@ddp//testing:fuzz_target",
+            _own("//testing:fuzz_replay"),
+            _own("//testing:fuzz_target"),
         ],
         **kwargs
     )
@@ -206,8 +211,8 @@ def ddp_embed(name, srcs, **kwargs):
         name = name + "_header",
         srcs = srcs,
         outs = [name + ".h"],
-        cmd = "$(location @ddp//tools:embed) %s $@ $(SRCS)" % name,
-        tools = ["@ddp//tools:embed"],
+        cmd = "$(location %s) %s $@ $(SRCS)" % (_own("//tools:embed"), name),
+        tools = [_own("//tools:embed")],
     )
     cc_library(name = name, hdrs = [name + ".h"], **kwargs)
 
@@ -231,16 +236,16 @@ def ddp_trainer(name, srcs, deps = [], data = [], args = [], **kwargs):
     """
     ddp_cc_binary(name = name, srcs = srcs, deps = deps, data = data, **kwargs)
     common = {key: kwargs[key] for key in _COMMON_ATTRIBUTES if key in kwargs}
-    native.sh_binary(
+    sh_binary(
         name = name + ".launch",
-        srcs = ["@ddp//tools:launch.sh"],
+        srcs = [_own("//tools:launch.sh")],
         args = [
-            "$(rootpath @ddp//launcher:ddprun)",
+            "$(rootpath %s)" % _own("//launcher:ddprun"),
             "$(rootpath :%s)" % name,
             str(len(args)),
         ] + args,
         data = [
-            "@ddp//launcher:ddprun",
+            _own("//launcher:ddprun"),
             ":" + name,
         ] + data,
         **common
