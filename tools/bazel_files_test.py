@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tests the macros of tools/build_defs.bzl, the fetching of wheels, and MODULE.bazel.
 
-Bazel 4 does not read MODULE.bazel, so this test does: Starlark is close enough to Python that Python
-runs our files, over stand-ins for what Bazel gives them.
+Bazel 4 does not read MODULE.bazel, so this test does: Starlark is close enough to Python that
+Python runs our files, over stand-ins for what Bazel gives them.
 """
 
 import os
@@ -32,6 +32,9 @@ class Anything:
 def run_starlark(path, **given):
     """Runs a file of the tree; `given` are the names that it finds. Returns all its names."""
     names = dict(given)
+
+    for global_name in ("attr", "repository_rule", "rule"):
+        names.setdefault(global_name, Anything())
 
     def load(label, *same, **renamed):
         for name in same:
@@ -128,8 +131,8 @@ class ModuleTest(unittest.TestCase):
             module=lambda name, **_: cls.modules.update({name: None}),
             bazel_dep=lambda name, version: cls.modules.update({name: version}),
             use_extension=lambda file, name: run_starlark(
-                file[2:].replace(":", "/"), repository_rule=Anything(), attr=Anything(),
-                Label=str, struct=types.SimpleNamespace, native=Anything(),
+                file[2:].replace(":", "/"), Label=str, struct=types.SimpleNamespace,
+                native=Anything(),
                 module_extension=lambda implementation, doc: implementation)[name],
             use_repo=lambda _extension, *names: cls.used.update(names))
         cls.files = [f for f in tidy.read_tree(ROOT) if not f.path.startswith("testing/consumer/")]
@@ -137,8 +140,8 @@ class ModuleTest(unittest.TestCase):
     def test_the_extension_makes_the_libraries_of_the_workspace(self):
         declared = []
         deps = run_starlark(
-            "third_party/deps.bzl", repository_rule=Anything(), attr=Anything(), Label=str,
-            struct=types.SimpleNamespace, native=types.SimpleNamespace(),
+            "third_party/deps.bzl", Label=str, struct=types.SimpleNamespace,
+            native=types.SimpleNamespace(),
             maybe=lambda _rule, name, **_: declared.append(name))
         deps["ddp_deps"]()
         for_bazel_4 = {"remote_coverage_tools", "rules_java"}
@@ -200,9 +203,9 @@ class WheelFile:
 
 class WheelTest(unittest.TestCase):
     def fetch(self, context):
-        fetch = run_starlark(
-            "third_party/wheels.bzl", fail=Targets._fail, struct=types.SimpleNamespace)["fetch_wheels"]
-        fetch(context, {"x==1": "5a" * 32}, "to")
+        wheels = run_starlark(
+            "third_party/wheels.bzl", fail=Targets._fail, struct=types.SimpleNamespace)
+        wheels["fetch_wheels"](context, {"x==1": "5a" * 32}, "to")
         self.assertEqual(context.unpacked, [("to", "5a" * 32, "zip")])
 
     def test_the_repository_cache_is_asked_first(self):

@@ -385,28 +385,20 @@ def flags_in_main(files):
             )
 
 
-# Folder -> what its headers and sources may include, besides itself, base/ and generated headers.
-# Tests and fuzz targets may include testing/ as well. The longest matching folder counts.
-LAYERS = {
-    "base": [],
-    "store": [],
-    "ddp": ["store"],
-    "elastic/agent": ["store", "elastic/error_file", "elastic/health", "elastic/job",
-                      "elastic/rendezvous", "elastic/timers"],
-    "elastic/checkpoint": ["store", "ddp", "elastic/data", "elastic/worker"],
-    "elastic/data": ["store", "ddp"],
-    "elastic/error_file": [],
-    "elastic/health": ["store"],
-    "elastic/job": ["elastic/health"],
-    # The agent's one loop, on which a rendezvous runs too.
-    "elastic/rendezvous": ["store", "elastic/job"],
-    "elastic/timers": [],
-    "elastic/training": ["store", "ddp", "elastic/checkpoint", "elastic/data", "elastic/worker"],
-    "elastic/worker": ["store", "ddp", "elastic/error_file", "elastic/health"],
-    "launcher": ["store", "elastic/agent", "elastic/error_file", "elastic/health", "elastic/job",
-                 "elastic/rendezvous"],
+# A layer with public targets -> the layers that may include its headers, besides itself and, for
+# tests, testing/. What is not public is guarded by visibility: see the groups in BUILD.bazel.
+PUBLIC_LAYERS = {
+    "ddp": ["elastic/checkpoint", "elastic/data", "elastic/training", "elastic/worker"],
+    "elastic/checkpoint": ["elastic/training"],
+    "elastic/data": ["elastic/checkpoint", "elastic/training"],
+    "elastic/health": ["elastic/agent", "elastic/job", "elastic/worker", "launcher"],
+    "elastic/training": [],
+    "elastic/worker": ["elastic/checkpoint", "elastic/training"],
+    "store/redis_store": ["ddp", "elastic/agent", "elastic/checkpoint", "elastic/data",
+                          "elastic/health", "elastic/rendezvous", "elastic/training",
+                          "elastic/worker", "launcher", "store"],
 }
-OUR_FOLDERS = ("base", "store", "ddp", "elastic", "launcher", "testing", "tools", "examples")
+FOR_ALL = ("testing", "tools", "examples")
 TORCH_FREE = ("base/", "ddp/comm/arena/", "ddp/comm/check/", "ddp/comm/host_group/",
               "ddp/comm/kernels/", "ddp/comm/news/", "ddp/graph/cut/", "ddp/health/",
               "launcher/", "store/",
@@ -419,22 +411,21 @@ TORCH_BOUND = ("ddp/comm/news/c10d_group_store.h", "ddp/comm/news/c10d_group_sto
                "store/redis_store/redis_store.cc")
 
 
+def _within(path, folders):
+    return path.startswith(tuple(folder + "/" for folder in folders))
+
+
 def layers(files):
     for f in files:
-        layer = max((x for x in LAYERS if f.path.startswith(x + "/")), key=len, default=None)
-        if not f.is_cxx or layer is None:
+        if not f.is_cxx or _within(f.path, FOR_ALL):
             continue
-        may = [layer, "base"] + LAYERS[layer]
-        name = f.path.rsplit("/", 1)[-1]
-        for_tests = name.startswith("test_") or name.endswith(("_test.cc", "_fuzz.cc"))
-        may += ["testing"] if for_tests else []
         for match in re.finditer(r'^#include "([^"]+)"', f.code, flags=re.MULTILINE):
             path = match.group(1)
-            ours = path.startswith(tuple(x + "/" for x in OUR_FOLDERS))
-            if ours and path not in may and not path.startswith(tuple(x + "/" for x in may)):
+            layer = next((x for x in PUBLIC_LAYERS if _within(path, [x])), None)
+            if layer and not _within(f.path, [layer] + PUBLIC_LAYERS[layer]):
                 yield (
-                    f"{f.path}:{line_of(f.code, match.start())}: includes {path}; {layer}/ may "
-                    f"depend on {', '.join(may[1:])} only"
+                    f"{f.path}:{line_of(f.code, match.start())}: includes {path}; {layer}/ is for "
+                    f"{', '.join(PUBLIC_LAYERS[layer] + list(FOR_ALL))} only"
                 )
 
 
@@ -496,6 +487,7 @@ ROOMS = {
     "elastic/timers": "timers that workers set for themselves, and the pipe that carries them",
     "elastic/training": "the loop of a trainer, made of the worker, the data and the checkpoints",
     "elastic/worker": "a rank's side of the agent: the session, the error file, fatal signals",
+    "examples": "how an example finds its data",
     "examples/digits": "a trainer of a convolutional net on handwritten digits",
     "examples/from_python": "a common Python program, and the same in C++",
     "examples/hybrid": "trainers and a parameter server, by remote calls",
@@ -778,6 +770,15 @@ def build_form(files):
             yield from _attribute_findings(f, rule, attributes, line)
 
 
+def wide_visibility(files):
+    """Only base/ and what is no layer may show a target to the whole tree."""
+    for f in files:
+        if f.is_build and _within(f.path, ("ddp", "elastic", "launcher", "store")):
+            for number, line in enumerate(f.lines, 1):
+                if '"//:__subpackages__"' in line:
+                    yield f"{f.path}:{number}: visible to all; name a group of //:BUILD.bazel"
+
+
 def _attribute_findings(f, rule, attributes, line):
     if rule in ("cc_library", "cc_test", "cc_binary") and not f.path.startswith("third_party/"):
         yield f"{f.path}:{line}: {rule}; use ddp_{rule}, which adds our options"
@@ -855,5 +856,6 @@ RULES = [
     public_interface,
     function_length,
     build_form,
+    wide_visibility,
     built,
 ]

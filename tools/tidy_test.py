@@ -92,9 +92,8 @@ BAD = {
     "flags_in_main": [("a.cc", 'DEFINE_int32(x, 1, "");\n')],
     "layers": [
         ("store/a.cc", '#include "ddp/b.h"\n'),
-        ("base/a.cc", '#include "store/b.h"\n'),
-        ("elastic/agent/a.h", '#include "launcher/b.h"\n'),
-        ("launcher/a.h", '#include "testing/b.h"\n'),
+        ("base/a_test.cc", '#include "store/redis_store/b.h"\n'),
+        ("launcher/a.h", '#include "elastic/worker/b.h"\n'),
         ("elastic/agent/a.cc", '#include "elastic/checkpoint/b.h"\n'),
     ],
     "torch_free": [
@@ -178,6 +177,9 @@ BAD = {
         ("s/BUILD.bazel", BUILD.format('"@glog", "//b"')),
         ("s/BUILD.bazel", BUILD.format('":a", ":a"')),
     ],
+    "wide_visibility": [
+        ("store/BUILD.bazel", 'package(default_visibility = ["//:__subpackages__"])\n'),
+    ],
     "built": [
         [("s/BUILD.bazel", BUILD.format("")), ("s/b.cc", "")],
         [("s/b.h", "")],
@@ -222,10 +224,9 @@ GOOD = {
     ],
     "flags_in_main": [("a.cc", 'DEFINE_int32(x, 1, "");\nint main(int argc, char** argv) {}\n')],
     "layers": [
-        ("store/a.cc", '#include "base/b.h"\n#include "store/c.h"\n#include "absl/d.h"\n'),
-        ("store/a_test.cc", '#include "testing/b.h"\n'),
-        ("store/a_fuzz.cc", '#include "testing/b.h"\n'),
-        ("store/test_a.h", '#include "testing/b.h"\n'),
+        ("store/a.cc", '#include "base/b.h"\n#include "store/redis_store/c.h"\n'),
+        ("testing/a.cc", '#include "ddp/b.h"\n'),
+        ("elastic/data/a.cc", '#include "ddp/b.h"\n'),
         ("elastic/agent/a.cc", '#include "elastic/health/b.h"\n'),
     ],
     "torch_free": [
@@ -278,6 +279,10 @@ GOOD = {
         ("s/BUILD.bazel", BUILD.format('":b", "//a", "//b:c", "@glog"')),
         ("s/BUILD.bazel", TEST_RULE.format(', size = "small", tags = ["cpu:2"]')),
         ("s/BUILD.bazel", 'exports_files(["x"])\n'),
+    ],
+    "wide_visibility": [
+        ("base/BUILD.bazel", 'package(default_visibility = ["//:__subpackages__"])\n'),
+        ("store/BUILD.bazel", 'x(name = "a", visibility = ["//:users_of_store"])\n'),
     ],
     "built": [
         [("s/BUILD.bazel", BUILD.format("")), ("s/a.cc", ""), ("s/a.h", "")],

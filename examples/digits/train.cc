@@ -12,13 +12,13 @@
 #include <gflags/gflags.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <stdexcept>
 
 #include "ddp/ddp.h"
 #include "elastic/training/training.h"
 #include "elastic/worker/run_worker.h"
 #include "examples/digits/idx_file.h"
+#include "examples/example_file.h"
 
 DEFINE_string(data_dir, "", "folder with the IDX files; default: the digits of this repository");
 DEFINE_int32(epochs, 20, "passes over the training images");
@@ -33,17 +33,9 @@ namespace {
 using ddp::elastic::Training;
 using ddp::examples::IdxFile;
 
-// Returns --data_dir or, by default, examples/digits/data in the runfiles or in the current folder.
 std::string DataFolder() {
-  namespace fs = std::filesystem;
   if (!FLAGS_data_dir.empty()) return FLAGS_data_dir;
-  const std::string in_repository = "examples/digits/data";
-  const fs::path runfiles = fs::read_symlink("/proc/self/exe").string() + ".runfiles";
-  for (const fs::path& folder : {runfiles / "ddp" / in_repository, fs::path(in_repository)}) {
-    if (fs::is_directory(folder)) return folder.string();
-  }
-  throw std::runtime_error("the digits are neither in " + in_repository + " nor in " +
-                           runfiles.string() + ": name their folder with --data_dir");
+  return ExampleFile("examples/digits/data", "--data_dir");
 }
 
 struct Dataset {

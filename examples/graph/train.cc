@@ -13,14 +13,13 @@
 
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
-#include <stdexcept>
 #include <string>
 
 #include "ddp/ddp.h"
 #include "ddp/graph/optimize_graph.h"
 #include "elastic/training/training.h"
 #include "elastic/worker/run_worker.h"
+#include "examples/example_file.h"
 
 DEFINE_string(model, "", "TorchScript file; default: examples/graph/model.pt of this repository");
 DEFINE_string(checkpoint_dir, "", "where checkpoints go; empty: nowhere");
@@ -33,16 +32,8 @@ namespace {
 
 constexpr int64_t kPoints = 1000;
 
-// Returns --model or, by default, the file in the runfiles or in the current folder.
 std::string ModelFile() {
-  namespace fs = std::filesystem;
-  if (!FLAGS_model.empty()) return FLAGS_model;
-  const std::string in_repository = "examples/graph/model.pt";
-  const fs::path runfiles = fs::read_symlink("/proc/self/exe").string() + ".runfiles";
-  for (const fs::path& file : {runfiles / "ddp" / in_repository, fs::path(in_repository)}) {
-    if (fs::exists(file)) return file.string();
-  }
-  throw std::runtime_error("no " + in_repository + ": name a TorchScript file with --model");
+  return FLAGS_model.empty() ? ExampleFile("examples/graph/model.pt", "--model") : FLAGS_model;
 }
 
 // Returns points on two spirals [N, 2] and the spiral of each [N].

@@ -64,7 +64,7 @@ ddp_bundle = rule(
             default = "@installed_packages//:status",
         ),
         "_pack": attr.label(
-            cfg = "host",
+            cfg = "exec",
             default = "//tools/bundle:pack",
             executable = True,
         ),
