@@ -17,6 +17,8 @@ FOREIGN = re.compile(
 )
 KINDS = r"(|typeinfo for |typeinfo name for |vtable for |VTT for |guard variable for )"
 EXPORTED = re.compile(KINDS + r"(|virtual thunk to |non-virtual thunk to )ddp::.*")
+# The linker says where it has found each library.
+VERBOSE_LINK = "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--verbose"
 LEARNED = re.compile(r"epoch 4 loss 0\.000\d+ weight (2\.9|3\.0)\d+ bias (0\.9|1\.0)\d+\n")
 
 
@@ -96,8 +98,9 @@ def six_lines():
     """The folder in which the six lines have built examples/minimal."""
     folder = project("six_lines", read(f"{ROOT}/testing/cmake/CMakeLists.txt"))
     shutil.copy(f"{ROOT}/examples/minimal/train.cc", folder)
-    run("cmake", "-S", folder, "-B", f"{folder}/build", f"-DCMAKE_PREFIX_PATH={torch()};{tree()}")
-    run("cmake", "--build", f"{folder}/build")
+    run("cmake", "-S", folder, "-B", f"{folder}/build", f"-DCMAKE_PREFIX_PATH={torch()};{tree()}",
+        VERBOSE_LINK)
+    write(f"{folder}/build/log", run("cmake", "--build", f"{folder}/build"))
     return f"{folder}/build"
 
 
@@ -134,6 +137,14 @@ class InstallTreeTest(unittest.TestCase):
             if os.path.exists(f"{tree()}/lib/ddp/{name}"):
                 self.assertEqual(os.path.realpath(file), f"{tree()}/lib/ddp/{name}", path)
             self.assertNotEqual(file, "not found", name)
+
+    def assert_linked(self, output):
+        """So it is for the linker, which looks for the libraries of libraries."""
+        found = dict(re.findall(r"found (\S+) at (\S+)$", output, re.MULTILINE))
+        self.assertIn("libgflags.so.2.2", found)
+        for name, file in found.items():
+            if os.path.exists(f"{tree()}/lib/ddp/{name}"):
+                self.assertEqual(os.path.realpath(file), f"{tree()}/lib/ddp/{name}")
 
     def assert_trains(self, program):
         out = run(f"{tree()}/bin/ddprun", "--nproc-per-node=2", program)
@@ -183,6 +194,7 @@ class InstallTreeTest(unittest.TestCase):
 
     def test_six_lines_of_cmake_build_and_train(self):
         self.assertIn(read(f"{ROOT}/testing/cmake/CMakeLists.txt"), read(f"{ROOT}/docs/cmake.md"))
+        self.assert_linked(read(f"{six_lines()}/log"))
         self.assert_carried(f"{six_lines()}/train")
         self.assertIn("libddp.so", "".join(needed(f"{six_lines()}/train")))
         self.assert_trains(f"{six_lines()}/train")
@@ -197,23 +209,22 @@ set_target_properties(train PROPERTIES LINKER_LANGUAGE CXX)
 target_link_libraries(train ddp::ddp_static)
 """)
         run("cmake", "-S", folder, "-B", f"{folder}/build", f"-DCMAKE_PREFIX_PATH={tree()}",
-            TORCH_PATH=torch())
-        run("cmake", "--build", f"{folder}/build")
+            VERBOSE_LINK, TORCH_PATH=torch())
+        self.assert_linked(run("cmake", "--build", f"{folder}/build"))
         self.assert_carried(f"{folder}/build/train")
         self.assertNotIn("libddp.so", "".join(needed(f"{folder}/build/train")))
         self.assert_trains(f"{folder}/build/train")
 
-    def test_pkg_config(self):
-        flags = ["pkg-config", f"--define-variable=TORCH_PATH={torch()}"]
-        search = {"PKG_CONFIG_PATH": f"{tree()}/lib/pkgconfig"}
-        cflags = run(*flags, "--cflags", "ddp", **search).split()
-        write(f"{scratch()}/make/option.cc", '#include "ddp/option.h"\n')
-        run("g++", *cflags, "-fsyntax-only", f"{scratch()}/make/option.cc")
-        self.assertIn("-std=c++20", cflags)
-        self.assertIn(f"{torch()}/include", cflags)
-        program = f"{scratch()}/make/train"
-        run("g++", compiled(), "-o", program, *run(*flags, "--libs", "ddp", **search).split())
-        self.assert_carried(program)
+    def test_make_by_pkg_config(self):
+        makefile = re.search(r"```make\n(.*?)```", read(f"{ROOT}/docs/cmake.md"), re.DOTALL)[1]
+        folder = f"{scratch()}/make"
+        write(f"{folder}/Makefile", makefile)
+        write(f"{folder}/option.cc", '#include "ddp/option.h"\n#include <c10/macros/Macros.h>\n')
+        shutil.copy(compiled(), f"{folder}/train.o")
+        output = run("make", f"TORCH_PATH={torch()}", "LDFLAGS=-Wl,--verbose", "option.o", "train",
+                     folder=folder, PKG_CONFIG_PATH=f"{tree()}/lib/pkgconfig")
+        self.assert_linked(output)
+        self.assert_carried(f"{folder}/train")
 
     def test_another_libtorch_is_refused(self):
         write(f"{scratch()}/old/include/torch/headeronly/version.h",

@@ -49,9 +49,11 @@ set_target_properties(ddp::torch PROPERTIES
     "${_ddp_torch}/include;${_ddp_torch}/include/torch/csrc/api/include"
   INTERFACE_COMPILE_DEFINITIONS "_GLIBCXX_USE_CXX11_ABI=1")
 
+# The linker, too, looks for the distribution's libraries that these need in lib/ddp/.
 set(_ddp_interface
   INTERFACE_INCLUDE_DIRECTORIES "${_ddp_root}/include"
-  INTERFACE_COMPILE_FEATURES cxx_std_20)
+  INTERFACE_COMPILE_FEATURES cxx_std_20
+  INTERFACE_LINK_OPTIONS "LINKER:-rpath-link,${_ddp_root}/lib/ddp")
 
 add_library(ddp::ddp SHARED IMPORTED)
 set_target_properties(ddp::ddp PROPERTIES ${_ddp_interface}
@@ -68,8 +70,9 @@ endforeach()
 add_library(ddp::ddp_static STATIC IMPORTED)
 set_target_properties(ddp::ddp_static PROPERTIES ${_ddp_interface}
   IMPORTED_LOCATION "${_ddp_root}/lib/libddp.a"
-  INTERFACE_LINK_LIBRARIES "${_ddp_carried}"
-  INTERFACE_LINK_OPTIONS "LINKER:--disable-new-dtags")
+  INTERFACE_LINK_LIBRARIES "${_ddp_carried}")
+set_property(TARGET ddp::ddp_static APPEND PROPERTY INTERFACE_LINK_OPTIONS
+             "LINKER:--disable-new-dtags")
 
 add_executable(ddp::ddprun IMPORTED)
 set_target_properties(ddp::ddprun PROPERTIES IMPORTED_LOCATION "${_ddp_root}/bin/ddprun")
