@@ -32,7 +32,8 @@ cd "$1"
 mount -t proc proc proc
 for folder in tmp dev/shm; do mount -t tmpfs -o mode=1777 tmpfs "$folder"; done
 for device in null zero full random urandom; do mount --bind /dev/$device dev/$device; done
-shift
+[ "$2" = writable ] || mount -o remount,bind,ro .
+shift 2
 while [ $# -gt 0 ]; do mount --bind "$1" ".$2"; shift 2; done
 /usr/sbin/pivot_root . mnt
 umount -l /mnt
@@ -119,7 +120,8 @@ def why_not():
     return ""
 
 
-def move_in(host, root, folders):
+def move_in(host, root, folders, writable=False):
     """Makes `root` all that a host's programs see, and `folders`, {place in it: folder here}."""
     binds = [word for place, folder in folders.items() for word in (folder, place)]
-    host.run(["sh", "-euc", _MOVE_IN, "move_in", root, *binds])
+    mode = "writable" if writable else "read-only"
+    host.run(["sh", "-euc", _MOVE_IN, "move_in", root, mode, *binds])
