@@ -720,6 +720,7 @@ def function_length(files):
 # ---- Bazel ----------------------------------------------------------------------------------
 
 TEST_TAGS = ("cpu", "gpu", "nccl", "redis", "multiproc", "slow", "manual", "exclusive", "local")
+TEST_TAGS += ("no-tsan",)
 SIZES = ("small", "medium", "large", "enormous")
 SORTED_LISTS = ("srcs", "hdrs", "deps", "data", "tags", "textual_hdrs")
 

@@ -3,7 +3,7 @@
 // The ranks of a test are threads, and each maps the segment and the arenas for itself. To
 // ThreadSanitizer those are different memory: it would see neither the accesses of two ranks to one
 // byte nor the signals that order them. With this mmap() all ranks of the process share one
-// mapping, and ThreadSanitizer checks the protocol.
+// mapping, also of an arena and its peers' view of it, and ThreadSanitizer checks the protocol.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -60,8 +60,7 @@ void* SystemMap(void* address, size_t bytes, int protection, int flags, int fd, 
 extern "C" void* mmap(void* address, size_t bytes, int protection, int flags, int fd,
                       off_t offset) noexcept {
   struct stat file {};
-  const bool shared =
-      set_up && address == nullptr && (flags & MAP_SHARED) != 0 && offset == 0 && fd >= 0;
+  const bool shared = set_up && (flags & MAP_SHARED) != 0 && offset == 0 && fd >= 0;
   if (!shared || ::fstat(fd, &file) != 0) {
     return SystemMap(address, bytes, protection, flags, fd, offset);
   }
@@ -69,6 +68,8 @@ extern "C" void* mmap(void* address, size_t bytes, int protection, int flags, in
   for (auto& [base, mapping] : TheTable().mappings) {
     if (mapping.inode != file.st_ino || mapping.bytes != bytes) continue;
     ++mapping.users;
+    // MapSharedAligned() asks for a place that it has reserved, and takes another one as well.
+    if (address != nullptr) next_munmap(address, bytes);
     return base;
   }
   void* const base = SystemMap(address, bytes, protection, flags, fd, offset);
