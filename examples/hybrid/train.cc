@@ -11,9 +11,13 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ddp/ddp.h"
 #include "ddp/rpc/rpc.h"
