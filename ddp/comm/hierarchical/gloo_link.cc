@@ -1,0 +1,98 @@
+#include "ddp/comm/hierarchical/gloo_link.h"
+
+#include <algorithm>
+#include <string>
+
+#include <ATen/ops/from_blob.h>
+
+#include "absl/strings/match.h"
+#include "absl/time/time.h"
+#include "ddp/comm/backend/gloo_backend.h"
+
+namespace ddp::internal {
+namespace {
+
+absl::Status Ended() { return absl::UnavailableError("Connection closed: the group ends"); }
+
+}  // namespace
+
+const BackendTraits& GlooTraits() {
+  static const auto* const traits = [] {
+    auto* const made = new BackendTraits();
+    AddGlooTraits(*made);
+    return made;
+  }();
+  return *traits;
+}
+
+absl::Status StatusOf(const std::exception& error) {
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
+  if (absl::StrContains(text, "imed out")) return absl::DeadlineExceededError(text);
+  return absl::UnavailableError(text);
+}
+
+struct GlooLink::Message : Transfer {
+  explicit Message(GlooLink* link) : link(link) {}
+  ~Message() override {
+    MutexLock lock(link->mutex_);
+    link->in_progress_.erase(this);
+  }
+  absl::Status Wait(absl::Duration timeout) override {
+    if (!work) return error;
+    const auto limit = std::clamp(timeout, absl::Milliseconds(1), CondVar::kLongestWait);
+    try {
+      if (work->wait(absl::ToChronoMilliseconds(limit))) return absl::OkStatus();
+      return Ended();
+    } catch (const std::exception& failure) {
+      return StatusOf(failure);
+    }
+  }
+
+  GlooLink* const link;
+  c10::intrusive_ptr<c10d::Work> work;  // null when the start has failed
+  absl::Status error;
+};
+
+GlooLink::GlooLink(c10::intrusive_ptr<c10d::Backend> gloo) : gloo_(std::move(gloo)) {}
+
+std::unique_ptr<GlooLink::Transfer> GlooLink::Send(int rank, Stream stream,
+                                                   std::span<const std::byte> data) {
+  return Start(sent_[{rank, stream}]++, stream, data,
+               [&](Tensors& tensors, int tag) { return gloo_->send(tensors, rank, tag); });
+}
+
+std::unique_ptr<GlooLink::Transfer> GlooLink::Receive(int rank, Stream stream,
+                                                      std::span<std::byte> data) {
+  return Start(received_[{rank, stream}]++, stream, data,
+               [&](Tensors& tensors, int tag) { return gloo_->recv(tensors, rank, tag); });
+}
+
+void GlooLink::End() {
+  MutexLock lock(mutex_);
+  ended_ = true;
+  for (Message* const message : in_progress_) message->work->abort();
+}
+
+std::unique_ptr<GlooLink::Transfer> GlooLink::Start(uint32_t number, Stream stream,
+                                                    std::span<const std::byte> data,
+                                                    const Launch& launch) {
+  auto message = std::make_unique<Message>(this);
+  // Tags are not negative. A number comes again long after its message.
+  const int tag = static_cast<int>((number << 1 | static_cast<uint32_t>(stream)) & 0x7fffffff);
+  try {
+    Tensors tensors = {at::from_blob(const_cast<std::byte*>(data.data()),
+                                     {static_cast<int64_t>(data.size())}, at::kByte)};
+    MutexLock lock(*GlooTraits().launch_mutex);
+    message->work = launch(tensors, tag);
+  } catch (const std::exception& failure) {
+    message->error = StatusOf(failure);
+    return message;
+  }
+  MutexLock lock(mutex_);
+  if (ended_) message->work->abort();
+  in_progress_.insert(message.get());
+  return message;
+}
+
+}  // namespace ddp::internal
