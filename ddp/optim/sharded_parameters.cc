@@ -1,31 +1,16 @@
-// Length: a second file would compile LibTorch's headers once more, which takes 15 s.
-
 #include "ddp/optim/sharded_parameters.h"
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <exception>
-#include <span>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/Storage.h>
 #include <torch/optim/optimizer.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/mutex.h"
-#include "ddp/comm/arena/arena.h"
-#include "ddp/comm/collective.h"
-#include "ddp/comm/communicator.h"
-#include "ddp/comm/shared_memory/registered_memory.h"
-#include "ddp/comm/shared_memory/shared_memory_backend.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 #include "ddp/optim/peer_memory.h"
@@ -39,40 +24,6 @@ namespace {
 at::Tensor FlatPart(const at::Tensor& dense, const ShardPlan::Piece& piece) {
   return dense.detach().as_strided({piece.size()}, {1}, dense.storage_offset() + piece.begin);
 }
-
-// Returns the memory that the ranks of `group` share; null when they share none, or there is one.
-std::shared_ptr<HostGroup> SharedBy(ProcessGroup& group) {
-  if (group.size() == 1) return nullptr;
-  c10d::Backend* const backend = group.communicator().backend();
-  return backend != nullptr && IsSharedMemory(*backend) ? HostGroupOf(*backend) : nullptr;
-}
-
-// Returns the place of `bytes` in the arena of this process, or PeerMemory::kElsewhere.
-int64_t PlaceOf(const void* memory, size_t bytes) {
-  const Arena& arena = Arena::OfProcess();
-  if (memory == nullptr || !arena.Contains(memory, bytes)) return PeerMemory::kElsewhere;
-  return static_cast<const std::byte*>(memory) - arena.base();
-}
-
-// Returns true when the elements of a tensor are those of its storage.
-bool FillsItsStorage(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.layout() == at::kStrided &&
-         tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg() &&
-         tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes();
-}
-
-// Memory of others, such as a mapped file, stays where it is.
-bool IsAllocatorsOwn(const at::DataPtr& data) {
-  const auto is_of = [&data](const at::Allocator& allocator) {
-    return allocator.raw_deleter() != nullptr && data.get_deleter() == allocator.raw_deleter();
-  };
-  return data.get() == data.get_context() &&
-         (is_of(*c10::GetCPUAllocator()) || is_of(*c10::GetDefaultCPUAllocator()));
-}
-
-constexpr int64_t kAlignment = 64;
-
-int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
@@ -345,167 +296,6 @@ int ShardedParameters::Write(const Transfer& transfer) {
     }
   }
   return -1;
-}
-
-// ---- Memory that the other ranks see.
-
-void ShardedParameters::Share(ProcessGroup& group) {
-  if (SharedBy(group) == nullptr) return;
-  const at::NoGradGuard no_grad;
-  if (!mark_.defined()) {
-    mark_ = AllocateRegistered(1, at::kLong);
-    mark_.zero_();
-  }
-  for (const ShardPlan::Bucket& bucket : plan_.buckets()) {
-    std::vector<const at::Tensor*> moved;
-    int64_t bytes = 0;
-    for (const int parameter : bucket.parameters) {
-      const at::Tensor& tensor = tensors_[parameter];
-      if (!tensor.requires_grad() || tensor.nbytes() == 0 || !FillsItsStorage(tensor) ||
-          PlaceOf(tensor.const_data_ptr(), tensor.nbytes()) >= 0 ||
-          !IsAllocatorsOwn(tensor.storage().data_ptr())) {
-        continue;
-      }
-      moved.push_back(&tensor);
-      bytes += RoundUp(static_cast<int64_t>(tensor.nbytes()));
-    }
-    if (moved.empty()) continue;
-    const at::Tensor block = AllocateRegistered(bytes, at::kByte);
-    auto* to = static_cast<std::byte*>(block.mutable_data_ptr());
-    if (PlaceOf(to, bytes) < 0) {
-      LOG(WARNING) << "the parameters of a ZeroRedundancyOptimizer are not in shared memory: the "
-                      "arena has no room";
-      return;
-    }
-    for (const at::Tensor* const tensor : moved) {
-      if (PlaceOf(tensor->const_data_ptr(), tensor->nbytes()) >= 0) continue;  // an alias
-      std::memcpy(to, tensor->const_data_ptr(), tensor->nbytes());
-      tensor->storage().set_data_ptr_noswap(at::DataPtr(
-          to, new at::Tensor(block), [](void* kept) { delete static_cast<at::Tensor*>(kept); },
-          at::kCPU));
-      to += RoundUp(static_cast<int64_t>(tensor->nbytes()));
-    }
-  }
-}
-
-bool ShardedParameters::MustPublish(ProcessGroup& group) const {
-  const std::shared_ptr<HostGroup> shared = SharedBy(group);
-  if (shared == nullptr) return false;
-  if (peers_ == nullptr || peers_->group() != shared || places_.size() != tensors_.size()) {
-    return true;
-  }
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (PlaceOf(tensors_[i].const_data_ptr(), tensors_[i].nbytes()) != places_[i]) return true;
-  }
-  return false;
-}
-
-void ShardedParameters::Publish(ProcessGroup& group) {
-  const std::shared_ptr<HostGroup> shared = SharedBy(group);
-  if (shared == nullptr) return;
-  ForgetPeers();
-  Share(group);
-  const auto count = static_cast<int64_t>(tensors_.size());
-  at::Tensor mine = at::empty({count + 1}, at::kLong);
-  auto* const words = mine.mutable_data_ptr<int64_t>();
-  words[0] =
-      mark_.defined() ? PlaceOf(mark_.const_data_ptr(), sizeof(int64_t)) : PeerMemory::kElsewhere;
-  std::vector<int64_t> bytes;
-  for (const at::Tensor& tensor : tensors_) {
-    bytes.push_back(static_cast<int64_t>(tensor.nbytes()));
-    places_.push_back(PlaceOf(tensor.const_data_ptr(), tensor.nbytes()));
-    words[places_.size()] = FillsItsStorage(tensor) ? places_.back() : PeerMemory::kElsewhere;
-  }
-  peers_ = std::make_unique<PeerMemory>(shared, words[0]);
-  at::Tensor all = at::empty({options_.ranks * (count + 1)}, at::kLong);
-  group.all_gather(all, mine);
-  std::vector<PeerMemory::Places> places;
-  const auto* word = all.const_data_ptr<int64_t>();
-  for (int rank = 0; rank < options_.ranks; ++rank, word += count + 1) {
-    places.push_back({.mark = word[0], .parameters = {word + 1, word + 1 + count}});
-  }
-  peers_->Connect(places, bytes);
-}
-
-bool ShardedParameters::ReachesPeers(const ShardPlan::Bucket& bucket) const {
-  return peers_ != nullptr &&
-         std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
-                     [this](int parameter) { return peers_->Reaches(parameter); });
-}
-
-// Writes this rank's part of the buckets into the parameters of all ranks. A barrier tells that all
-// ranks have done so.
-void ShardedParameters::WriteToPeers(ProcessGroup& group, const std::vector<bool>& sent) {
-  const size_t first = transfers_.size();
-  for (size_t b = 0; b < plan_.buckets().size(); ++b) {
-    const ShardPlan::Bucket& bucket = plan_.buckets()[b];
-    if (!sent[b] || bucket.elements == 0 || !ReachesPeers(bucket)) continue;
-    transfers_.push_back(TransferOf(b));
-  }
-  if (transfers_.size() == first) return;
-  peers_->Begin();
-  bool alive = true;
-  for (size_t t = first; alive && t < transfers_.size(); ++t) {
-    for (const ShardPlan::Piece& piece : plan_.Pieces(transfers_[t].bucket, rank_)) {
-      const at::Tensor& tensor = tensors_[piece.parameter];
-      const auto element = static_cast<int64_t>(tensor.element_size());
-      const auto* const values = static_cast<const std::byte*>(tensor.const_data_ptr());
-      alive = alive && peers_->Write(piece.parameter, piece.begin * element,
-                                     {values + piece.begin * element,
-                                      static_cast<size_t>(piece.size() * element)});
-    }
-  }
-  if (alive) {
-    transfers_[first].works.push_back(group.barrier_async());
-    return;
-  }
-  // The group has ended. An operation that never completes finds out why.
-  Collective described{.output = at::empty({1})};
-  Communicator::Pending never = group.communicator().StartOwn(
-      described, "the values of a ZeroRedundancyOptimizer", [](c10d::Backend& backend) {
-        return StartAside(backend,
-                          {.advance = [] { return false; }, .may_advance = [] { return false; }});
-      });
-  group.communicator().Wait(never);
-}
-
-bool ShardedParameters::written_by_peers() const { return peers_ != nullptr && peers_->written(); }
-
-void ShardedParameters::AbandonPeers() {
-  if (peers_ == nullptr || peers_->Abandon(absl::Seconds(1))) return;
-  LeaveArena();
-}
-
-void ShardedParameters::ForgetPeers() {
-  peers_.reset();
-  places_.clear();
-}
-
-// A stopped peer may go on at any time, and write into the arena: nothing may use the memory again.
-void ShardedParameters::LeaveArena() {
-  struct Kept {
-    Mutex mutex;
-    std::vector<at::Tensor> marks ABSL_GUARDED_BY(mutex);
-    std::vector<at::DataPtr> memory ABSL_GUARDED_BY(mutex);
-    std::vector<c10::Storage> storages ABSL_GUARDED_BY(mutex);
-  };
-  static auto* const kept = new Kept;
-  const MutexLock lock(kept->mutex);
-  kept->marks.push_back(std::move(mark_));
-  for (const at::Tensor& tensor : tensors_) {
-    const c10::Storage& storage = tensor.storage();
-    if (PlaceOf(storage.data(), storage.nbytes()) < 0) continue;
-    at::DataPtr data = c10::GetDefaultCPUAllocator()->allocate(storage.nbytes());
-    std::memcpy(data.get(), storage.data(), storage.nbytes());
-    kept->memory.push_back(storage.set_data_ptr(std::move(data)));
-  }
-  // Parameters may have got other memory since the transfers began.
-  for (const Transfer& transfer : transfers_) {
-    for (const Memory& memory : transfer.memory) {
-      const c10::Storage& storage = memory.storage;
-      if (PlaceOf(storage.data(), storage.nbytes()) >= 0) kept->storages.push_back(storage);
-    }
-  }
 }
 
 }  // namespace ddp::internal
