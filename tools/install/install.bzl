@@ -81,7 +81,7 @@ install_tree = rule(
             default = "@installed_packages//:status",
         ),
         "_make_tree": attr.label(
-            cfg = "host",
+            cfg = "exec",
             default = Label("//tools/install:make_tree"),
             executable = True,
         ),
