@@ -1,4 +1,4 @@
-// What ThreadSanitizer reports of right programs. A test that meets one compiles this file.
+// What ThreadSanitizer reports of right programs. --config=tsan builds each test with this file.
 
 // Debian's libabsl_status is not instrumented, so the count of a status' users seems unordered: two
 // threads that each copy a status with a text and let their copies go are reported.

@@ -123,6 +123,12 @@ def ddp_cc_binary(name, srcs = None, copts = [], deps = [], precompiled = None, 
     srcs = _program_srcs(name, srcs)
     cc_binary(name = name, srcs = srcs, **dict(kwargs, **_precompiled(precompiled, copts, deps)))
 
+# A source, for ThreadSanitizer looks for them in the program only, not in its libraries.
+_SUPPRESSIONS = select({
+    _own("//tools:with_tsan"): [_own("//testing:tsan_suppressions")],
+    "//conditions:default": [],
+})
+
 def ddp_cc_test(
         name,
         size,
@@ -151,7 +157,7 @@ def ddp_cc_test(
     cc_test(
         name = name,
         size = size,
-        srcs = _program_srcs(name, srcs),
+        srcs = _program_srcs(name, srcs) + _SUPPRESSIONS,
         tags = _tags(tags, deps),
         **dict(kwargs, **_precompiled(pch, copts, _with_main(deps)))
     )

@@ -720,7 +720,7 @@ def function_length(files):
 # ---- Bazel ----------------------------------------------------------------------------------
 
 TEST_TAGS = ("cpu", "gpu", "nccl", "redis", "multiproc", "slow", "manual", "exclusive", "local")
-TEST_TAGS += ("no-tsan",)
+TEST_TAGS += ("no-tsan",)  # see docs/hacking.md, Sanitizers
 SIZES = ("small", "medium", "large", "enormous")
 SORTED_LISTS = ("srcs", "hdrs", "deps", "data", "tags", "textual_hdrs")
 
