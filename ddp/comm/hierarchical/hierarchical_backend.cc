@@ -336,7 +336,7 @@ absl::Status HierarchicalBackend::Sum(const at::Tensor& dense, const c10d::Reduc
   const at::ScalarType type = dense.scalar_type();
   DDP_RETURN_IF_ERROR(parts_->engine.AllReduce(BytesOf(dense), ReduceKindOf(op.op_, type),
                                                ElementTypeOf(type), FactorOf(op), deadline));
-  if (op.op_ == c10d::ReduceOp::AVG) DivideByRanks(dense, size_);
+  if (op.op_ == c10d::ReduceOp::AVG) DivideSums(dense, size_);
   return absl::OkStatus();
 }
 
@@ -443,7 +443,7 @@ WorkPtr HierarchicalBackend::StartReduceScatters(Call call, const Tensors& outpu
       DDP_RETURN_IF_ERROR(
           parts_->engine.ReduceScatter(from, BytesOf(dense), ReduceKindOf(op.op_, type),
                                        ElementTypeOf(type), FactorOf(op), deadline));
-      if (op.op_ == c10d::ReduceOp::AVG) DivideByRanks(dense, size_);
+      if (op.op_ == c10d::ReduceOp::AVG) DivideSums(dense, size_);
       outputs[i].copy_(dense);
     }
     return absl::OkStatus();

@@ -227,8 +227,7 @@ void SharedMemoryBackend::AddReduction(Batch& batch, CollectiveRequest request,
   request.elements = request.inputs.front().size() / SizeOf(request.type);
   batch.requests.push_back(std::move(request));
   if (op.op_ == c10d::ReduceOp::AVG && result.defined()) {
-    batch.after.insert(batch.after.begin(),
-                       [result, size = size_] { DivideByRanks(result, size); });
+    batch.after.insert(batch.after.begin(), [result, size = size_] { DivideSums(result, size); });
   }
 }
 

@@ -93,7 +93,7 @@ at::Tensor BytesOfSparse(const at::Tensor& coalesced) {
   return blob;
 }
 
-void DivideByRanks(const at::Tensor& sums, int ranks) {
+void DivideSums(const at::Tensor& sums, int ranks) {
   const at::Tensor numbers = sums.is_complex() ? at::view_as_real(sums) : sums;
   numbers.div_(ranks);
 }

@@ -29,7 +29,7 @@ std::span<std::byte> BytesOf(const at::Tensor& tensor);
 at::Tensor BytesOfSparse(const at::Tensor& coalesced);
 
 // Divides sums by the number of ranks. ATen divides complex numbers by way of a rounded reciprocal.
-void DivideByRanks(const at::Tensor& sums, int ranks);
+void DivideSums(const at::Tensor& sums, int ranks);
 
 // Returns the sum over the ranks from `begin` to `end`, in the order of ReduceTree(). Each part
 // holds the indices and the values of a coalesced tensor like `mine`.
