@@ -4,12 +4,21 @@ def _bundle_impl(ctx):
     folder = ctx.actions.declare_directory(ctx.label.name)
     tar = ctx.actions.declare_file(ctx.label.name + ".tar")
     trainer = ctx.executable.trainer
-    runfiles = ctx.attr.trainer[DefaultInfo].default_runfiles.files.to_list()
-    data = [file for file in runfiles if file != trainer]
+    info = ctx.attr.trainer[DefaultInfo]
+    data = {
+        _runfiles_path(ctx, file): file
+        for file in info.default_runfiles.files.to_list()
+        if file != trainer
+    }
+
+    # Bazel 7 and newer: how the runfiles library finds a repository by its name.
+    mapping = getattr(info.files_to_run, "repo_mapping_manifest", None)
+    if mapping:
+        data["_repo_mapping"] = mapping
     listed = ctx.actions.declare_file(ctx.label.name + ".data")
     ctx.actions.write(listed, "".join([
-        "%s\t%s\n" % (_runfiles_path(ctx, file), file.path)
-        for file in data
+        "%s\t%s\n" % (path, file.path)
+        for path, file in data.items()
     ]))
     arguments = ctx.actions.args()
     arguments.add(folder.path, format = "--output=%s")
@@ -25,7 +34,7 @@ def _bundle_impl(ctx):
     ctx.actions.run(
         executable = ctx.executable._pack,
         arguments = [arguments],
-        inputs = data + [
+        inputs = data.values() + [
             ctx.executable._ddprun,
             ctx.file._installed,
             ctx.file._run,

@@ -55,6 +55,19 @@ class PackTest(unittest.TestCase):
         path = os.path.realpath("/usr/bin/dpkg-query")
         self.assertEqual(pack.debian_owners([path, "/nowhere"]), {path: "dpkg"})
 
+    def test_runfiles_lie_where_the_trainer_looks_for_them(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        os.mkdir(os.path.join(folder, "images"))
+        for name in ("list", "images/one"):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as stream:
+                stream.write(name)
+        bundle = pack.Bundle(os.path.join(folder, "bundle"))
+        listed = [f"my/{name}\t{folder}/{name}\n" for name in ("list", "images")]
+        bundle.add_data("train", "".join(listed))
+        for name in ("list", "images/one"):
+            with open(bundle.place("train.runfiles", "my", name), encoding="utf-8") as stream:
+                self.assertEqual(stream.read(), name)
+
     def test_what_comes_with_torch(self):
         self.assertTrue(pack.is_of_torch("/site/torch/lib/libc10.so", "/site/torch"))
         self.assertTrue(pack.is_of_torch("/site/nvidia/cu13/lib/libcudart.so", "/site/torch"))
