@@ -28,6 +28,7 @@ class ReadmeTest(unittest.TestCase):
         with open(os.path.join(readme.ROOT, readme.REPORT), encoding="utf-8") as stream:
             expected, _ = readme.filled(text, Report(stream.read()))
         self.assertEqual(text, expected, "run tools/bench/readme_numbers")
+        self.assertLessEqual(text.count("\n"), 200)
 
     def test_every_row_is_of_a_section_of_the_report(self):
         self.assertLessEqual(set(readme.sections()), set(main.SECTIONS))
