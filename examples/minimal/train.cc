@@ -52,6 +52,10 @@ int Train(const std::string& checkpoint_folder, int64_t epochs) {
 }
 
 int main(int argc, char** argv) {
+  if (argc > 3 || (argc > 1 && argv[1][0] == '-')) {
+    std::fprintf(stderr, "usage: train [FOLDER_FOR_CHECKPOINTS [EPOCHS]]\n");
+    return 2;
+  }
   const std::string checkpoint_folder = argc > 1 ? argv[1] : "";
   const int64_t epochs = argc > 2 ? std::atoll(argv[2]) : 5;
   return ddp::elastic::run_worker([&] { return Train(checkpoint_folder, epochs); });

@@ -30,6 +30,13 @@ TEST_F(MinimalTest, FindsTheLine) {
                                                   "bias (0\\.9[0-9]+|1\\.0[0-9]+)\n"));
 }
 
+// A folder of that name would be found weeks later.
+TEST_F(MinimalTest, AFlagIsNoFolder) {
+  DdprunDriver run({.arguments = {"--nproc-per-node=1", Trainer(), "--lr=0.1"}});
+  EXPECT_NE(run.Wait(), 0);
+  EXPECT_THAT(run.err(), ::testing::HasSubstr("usage: train [FOLDER_FOR_CHECKPOINTS [EPOCHS]]"));
+}
+
 TEST_F(MinimalTest, SurvivesAKill) {
   ExpectTheSameAfterAKill([&](const std::string& name) { return LongJob(name); });
 }

@@ -106,7 +106,7 @@ absl::Status SetAuthority(const std::string& text, const std::string& authority,
 
 absl::Status SetUnixPath(const std::string& text, const std::string& path,
                          RedisEndpoint& endpoint) {
-  if (path.empty() || path[0] != '/') {
+  if (!absl::StartsWith(path, "/")) {
     return Malformed(text, "a socket's path must be absolute: unix:///run/redis.sock");
   }
   if (path.size() >= sizeof(sockaddr_un::sun_path)) {
