@@ -34,7 +34,7 @@
 //   tensor_traversal.h           types that a module may return; aggregate_fields.h: plain structs
 //   logging_data.h               properties and timings of a model
 //   error.h                      exceptions
-// Every other header of ddp/ is internal.
+// docs/bazel.md lists the public headers of other rooms. Every other header of ddp/ is internal.
 #ifndef DDP_DDP_H_
 #define DDP_DDP_H_
 
