@@ -6,8 +6,10 @@ Python runs our files, over stand-ins for what Bazel gives them.
 """
 
 import os
+import pathlib
 import re
 import sys
+import tempfile
 import types
 import unittest
 
@@ -199,6 +201,30 @@ class WheelFile:
 
     def __str__(self):
         return "/wheels/" + self.basename
+
+
+class InstalledTorchTest(unittest.TestCase):
+    def test_a_wheel_and_an_archive_tell_their_version(self):
+        version = run_starlark(
+            "third_party/libtorch/repo.bzl", Label=str, struct=types.SimpleNamespace)[
+            "_installed_version"]
+        context = types.SimpleNamespace(read=lambda path: path.read_text(encoding="utf-8"))
+        with tempfile.TemporaryDirectory() as folder:
+            torch = pathlib.Path(folder)
+            child = lambda name: Child(torch / name)
+            self.assertEqual(version(context, types.SimpleNamespace(get_child=child)), "")
+            (torch / "build-version").write_text("2.15.0+cpu\n", encoding="utf-8")
+            self.assertEqual(version(context, types.SimpleNamespace(get_child=child)), "2.15.0+cpu")
+            (torch / "version.py").write_text("__version__ = '2.14.1'\n", encoding="utf-8")
+            self.assertEqual(version(context, types.SimpleNamespace(get_child=child)), "2.14.1")
+
+
+class Child:
+    """A path of Bazel's."""
+
+    def __init__(self, path):
+        self.exists = path.exists()
+        self.read_text = path.read_text
 
 
 class WheelTest(unittest.TestCase):

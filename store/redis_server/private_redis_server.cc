@@ -97,7 +97,7 @@ std::string OwnFolder() {
   char path[PATH_MAX];
   const ssize_t size = readlink("/proc/self/exe", path, sizeof(path));
   const std::string own(path, std::max<ssize_t>(size, 0));
-  return own.empty() ? "/usr/bin" : own.substr(0, own.rfind('/') + 1);
+  return own.empty() ? "/usr/bin/" : own.substr(0, own.rfind('/') + 1);  // empty: no /proc
 }
 
 // A bundle has the server that ddprun was tested with beside it; else it is on the PATH.
@@ -105,7 +105,9 @@ absl::StatusOr<std::string> FindProgram(const std::string& name) {
   std::optional<std::string> found;
   if (name.find('/') == std::string::npos) {
     const char* path = getenv("PATH");
-    found = SearchPath(name, absl::StrCat(OwnFolder(), ":", path == nullptr ? "/usr/bin" : path));
+    const std::string beside = OwnFolder() + name;
+    if (IsExecutableFile(beside)) return beside;
+    found = SearchPath(name, path == nullptr ? "/usr/bin" : path);
   } else if (IsExecutableFile(name)) {
     found = name;
   }

@@ -9,16 +9,18 @@ user's cache, ~/.cache/ddp/debian. Nobody writes to it afterwards.
 """
 
 import fcntl
+import functools
 import os
 import shlex
 import shutil
 import subprocess
+import unittest
 
 import hosts
 
 # In a file system in memory, where the thousand fsync() of dpkg cost nothing.
 _MAKE = """
-mount -t tmpfs tmpfs /mnt
+mount -t tmpfs -o mode=755 tmpfs /mnt
 debootstrap --variant=minbase "$1" /mnt "$2" >"$3.log" 2>&1 || exit 3
 # What debootstrap takes from this machine, and what it has downloaded.
 rm -f /mnt/etc/resolv.conf /mnt/etc/hostname
@@ -38,7 +40,17 @@ while [ $# -gt 0 ]; do mount --bind "$1" ".$2"; shift 2; done
 /usr/sbin/pivot_root . mnt
 umount -l /mnt
 """
-_UNREACHABLE = ("Failed getting release file", "Couldn't download", "Couldn't find these debs")
+_UNREACHABLE = (
+    "Failed getting release file",
+    "Couldn't download",
+    "Couldn't find these debs",
+    # A container without the right to make device nodes or mounts.
+    "noexec or nodev",
+    "permission denied",
+    "Operation not permitted",
+)
+# Of one debootstrap. A test has 15 minutes.
+_PATIENCE_S = 300
 
 
 class Unreachable(Exception):
@@ -57,9 +69,10 @@ def mirror():
     command = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"]
     for line in _apt_lines([*command, "Created-By: Packages", "Component: main"]):
         codename, uri = line.split(" ", 1)
-        if codename == release.get("VERSION_CODENAME"):
+        # debootstrap reads no other kind, mirror+file: for example.
+        if codename == release.get("VERSION_CODENAME") and uri.startswith(("http", "file:")):
             return uri
-    raise Unreachable("apt has no source of this machine's own release of Debian")
+    raise Unreachable("apt has no source of this machine's own release that debootstrap can read")
 
 
 def _environment():
@@ -83,17 +96,32 @@ def _make(suite, root):
     shutil.rmtree(partial, ignore_errors=True)
     os.mkdir(partial)
     command = ["unshare", "--mount", "sh", "-euc", _MAKE, "make", suite, mirror(), partial]
-    answer = subprocess.run(
-        command, env=_environment(), capture_output=True, text=True, check=False
-    )
+    try:
+        answer = subprocess.run(
+            command,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unreachable(f"debootstrap of {suite} took longer than {_PATIENCE_S} s") from None
     if answer.returncode != 0:
-        with open(f"{partial}.log", encoding="utf-8", errors="replace") as stream:
-            log = stream.read()
-        reason = f"debootstrap of {suite}: {(answer.stderr + log).strip().splitlines()[-1]}"
-        if any(text in log for text in _UNREACHABLE):
+        said = answer.stderr + _read(f"{partial}.log")
+        reason = f"debootstrap of {suite}: {(said.strip() or 'no word').splitlines()[-1]}"
+        if any(text in said for text in _UNREACHABLE):
             raise Unreachable(reason)
         raise hosts.HostsError(reason)
     os.rename(partial, root)
+
+
+def _read(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return ""
 
 
 def file_system(suite):
@@ -106,8 +134,12 @@ def file_system(suite):
     return root
 
 
+@functools.cache
 def why_not():
-    """Why this process cannot make such file systems and hosts, in one line; "" where it can."""
+    """Why this process cannot make such file systems and hosts, in one line; "" where it can.
+
+    Makes those that are not there yet. Errors: hosts.HostsError.
+    """
     if hosts.why_not():
         return hosts.why_not()
     if shutil.which("debootstrap", path=_environment()["PATH"]) is None:
@@ -118,6 +150,13 @@ def why_not():
     except Unreachable as error:
         return str(error)
     return ""
+
+
+def skip_where_missing():
+    """For the setup of a test that needs them."""
+    reason = why_not()
+    if reason:
+        raise unittest.SkipTest(reason)
 
 
 def move_in(host, root, folders, writable=False):

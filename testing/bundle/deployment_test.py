@@ -76,6 +76,8 @@ class NeedsTest(unittest.TestCase):
         return numbers(re.search(rf"\| {what} ([\d.]+) or newer", self.page).group(1))
 
     def test_the_oldest_glibc(self):
+        if 'VERSION_CODENAME=bookworm' not in read("/etc/os-release"):
+            self.skipTest("the page speaks of a bundle that Debian 12 has built")
         needed = {path: elf.glibc(path) for path in elf.files(_BUNDLE)}
         newest = max(needed, key=needed.get)
         self.assertEqual(needed[newest], self.promised("glibc"), newest)
@@ -151,10 +153,14 @@ class DockerfileTest(unittest.TestCase):
             with self.assertRaises(ValueError):
                 Dockerfile(text)
 
-    @unittest.skipIf(bare_debian.why_not(), bare_debian.why_not())
     def test_its_steps_make_a_container_that_trains(self):
+        bare_debian.skip_where_missing()
         file = Dockerfile(read(os.path.join(_ROOT, "tools", "bundle", "Dockerfile")))
-        folder = self.enterContext(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        folder = self.enterContext(
+            tempfile.TemporaryDirectory(
+                dir=os.environ.get("TEST_TMPDIR"), ignore_cleanup_errors=True
+            )
+        )
         image, output = os.path.join(folder, "image"), os.path.join(folder, "out")
         base = bare_debian.file_system(_SUITES[file.last("FROM")])
         subprocess.run(["cp", "-a", base, image], check=True)

@@ -25,6 +25,7 @@ LEARNED = re.compile(r"epoch 4 loss 0\.000\d+ weight (2\.9|3\.0)\d+ bias (0\.9|1
 def run(*command, folder=ROOT, **variables):
     """Returns what `command` prints. Neither LibTorch nor ddp is found by the environment."""
     environment = {k: v for k, v in os.environ.items() if k != "TORCH_PATH"}
+    environment["LC_ALL"] = "C"  # the texts of ld and ldd are read
     result = subprocess.run(command, cwd=folder, env=environment | variables, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if result.returncode != 0:

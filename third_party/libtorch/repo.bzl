@@ -15,14 +15,23 @@ def _release(version):
     major, minor = version.split("+")[0].split(".")[:2]
     return (int(major), int(minor))
 
+def _installed_version(ctx, torch):
+    """Returns the version as a wheel or as a LibTorch archive says it, "" where neither does."""
+    wheel = torch.get_child("version.py")
+    if wheel.exists:
+        return ctx.read(wheel).split("__version__ = '")[1].split("'")[0]
+    archive = torch.get_child("build-version")
+    return ctx.read(archive).strip() if archive.exists else ""
+
 def _check_installed(ctx, torch):
+    version = _installed_version(ctx, torch)
     for part in ["lib/libtorch_cpu.so", "include/c10/core/TensorImpl.h", "version.py"]:
-        if not ctx.path(str(torch) + "/" + part).exists:
+        exists = ctx.path(str(torch) + "/" + part).exists
+        if not exists and not (part == "version.py" and version):
             fail(("TORCH_PATH=%s is not a torch package: %s is missing. Name the folder that " +
-                  "`python3 -c 'import torch; print(torch.__path__[0])'` prints, or unset it " +
-                  "to fetch torch %s.") %
+                  "`python3 -c 'import torch; print(torch.__path__[0])'` prints, or that of an " +
+                  "unpacked LibTorch, or unset it to fetch torch %s.") %
                  (torch, part, TORCH_VERSION))
-    version = ctx.read(torch.get_child("version.py")).split("__version__ = '")[1].split("'")[0]
     supported = [_release(known) for known in TORCH_WHEELS]
     if not min(supported) <= _release(version) or not _release(version) <= max(supported):
         # buildifier: disable=print

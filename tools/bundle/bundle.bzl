@@ -1,6 +1,10 @@
 """`NAME.bundle` of a ddp_trainer: see docs/deployment.md."""
 
 def _bundle_impl(ctx):
+    for argument in ctx.attr.arguments:
+        if "$(" in argument:
+            fail(("%s: the trainer's args hold %r, and nothing expands this on another machine. " +
+                  "Let the program look for the file in its runfiles.") % (ctx.label, argument))
     folder = ctx.actions.declare_directory(ctx.label.name)
     tar = ctx.actions.declare_file(ctx.label.name + ".tar")
     trainer = ctx.executable.trainer

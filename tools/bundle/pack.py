@@ -218,7 +218,8 @@ class Bundle:
             if owner:
                 owners.add(owner)
                 lines.append(f"{name}  {owner.name} {owner.version}\n")
-            elif path.startswith("/usr/") or is_of_torch(path, torch):
+            elif name.startswith(f"{self._libraries}/"):
+                lines.append(f"{name}  unknown: {os.path.basename(path)}\n")
                 print(f"pack: no licence text is known for {path}", file=sys.stderr)
         for owner in owners:
             for text in owner.texts:
@@ -238,7 +239,9 @@ class Bundle:
         """The trainer's runfiles, where it looks for them: lines of "PATH<tab>FILE"."""
         for line in listed.splitlines():
             path, source = line.split("\t")
-            _copy(source, self.place(trainer + ".runfiles", path))
+            runs = os.path.isfile(source) and os.access(source, os.X_OK)
+            mode = 0o755 if runs else 0o644
+            _copy(source, self.place(trainer + ".runfiles", path), mode)
 
 
 def run_script(options, version):

@@ -67,6 +67,18 @@ class PackTest(unittest.TestCase):
         for name in ("list", "images/one"):
             with open(bundle.place("train.runfiles", "my", name), encoding="utf-8") as stream:
                 self.assertEqual(stream.read(), name)
+        self.assertFalse(os.access(bundle.place("train.runfiles", "my", "list"), os.X_OK))
+
+    def test_a_program_among_the_runfiles_runs(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        program = os.path.join(folder, "loader")
+        with open(program, "w", encoding="utf-8") as stream:
+            stream.write("#!/bin/sh\necho read\n")
+        os.chmod(program, 0o555)
+        bundle = pack.Bundle(os.path.join(folder, "bundle"))
+        bundle.add_data("train", f"my/loader\t{program}\n")
+        copy = bundle.place("train.runfiles", "my", "loader")
+        self.assertEqual(subprocess.run([copy], capture_output=True, check=True).stdout, b"read\n")
 
     def test_what_comes_with_torch(self):
         self.assertTrue(pack.is_of_torch("/site/torch/lib/libc10.so", "/site/torch"))

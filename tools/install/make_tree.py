@@ -84,7 +84,7 @@ def check_headers(specification, tree, stamp):
     def check(name):
         run(specification["compiler"], *flags, "-x", "c++", f"{root}/{name}")
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
         list(pool.map(check, sorted(set(names) - compiled)))
     write(stamp, "".join(name + "\n" for name in sorted(names)))
 
