@@ -34,11 +34,16 @@ class PackError(Exception):
 # ---- What is needed -------------------------------------------------------------------------
 
 
-def parse_ldd(program, text):
-    """The libraries to carry, {name: path}, of what ldd prints of a program."""
+def parse_ldd(program, text, elsewhere=lambda _name: False):
+    """The libraries to carry, {name: path}, of what ldd prints of a program.
+
+    A library that is not here is an error, unless elsewhere(name) says that it comes from elsewhere.
+    """
     found = {}
     for name, path in re.findall(r"^\s*(\S+) => (not found|/\S+)", text, re.MULTILINE):
         if path == "not found":
+            if elsewhere(name):
+                continue
             raise PackError(f"{program} needs {name}, which this machine does not have")
         if not _OF_THE_MACHINE.match(name):
             found[name] = path
@@ -162,8 +167,18 @@ def _output(command, codes=(0,)):
     return answer.stdout
 
 
-def libraries_of(program):
-    return parse_ldd(program, _output(["ldd", program]))
+def needed_by(program):
+    """The libraries that a program names itself, without those that they need in their turn."""
+    return set(_output(["patchelf", "--print-needed", program]).split())
+
+
+def libraries_of(program, without_torch=False):
+    """Without LibTorch, what its libraries need in their turn may be missing here: NVIDIA's, which
+    come with a full torch."""
+    own = needed_by(program) if without_torch else set()
+    return parse_ldd(
+        program, _output(["ldd", program]), lambda name: without_torch and name not in own
+    )
 
 
 def _copy(source, target, mode=0o644):
@@ -256,15 +271,15 @@ def run_script(options, version):
 def pack(options):
     trainer = os.path.basename(options.trainer)
     programs = {"ddprun": options.ddprun, "redis-server": redis_server(), trainer: options.trainer}
-    libraries = {}
-    for path in programs.values():
-        libraries.update(libraries_of(path))
-    torch = find_torch(options.trainer, libraries)
-    if "libtorch_cuda.so" in libraries and not options.without_torch:
+    if "libtorch_cuda.so" in needed_by(options.trainer) and not options.without_torch:
         raise PackError(
             "a trainer built with --config=cuda needs 2.7 GB of NVIDIA's libraries, some of them"
             f" opened by name: build {os.path.basename(options.output)}_without_torch instead"
         )
+    libraries = {}
+    for path in programs.values():
+        libraries.update(libraries_of(path, options.without_torch))
+    torch = find_torch(options.trainer, libraries)
     bundle = Bundle(options.output)
     for name, path in programs.items():
         bundle.add_program(name, path)

@@ -33,6 +33,11 @@ class PackTest(unittest.TestCase):
         with self.assertRaisesRegex(pack.PackError, "^train needs libx.so.1, which this machine"):
             pack.parse_ldd("train", "\tlibx.so.1 => not found\n")
 
+    def test_a_library_that_comes_with_the_machines_torch_may_be_missing(self):
+        text = "\tlibx.so.1 => not found\n\tlibz.so.1 => /lib/libz.so.1\n"
+        found = pack.parse_ldd("train", text, lambda name: name == "libx.so.1")
+        self.assertEqual(found, {"libz.so.1": "/lib/libz.so.1"})
+
     def test_torch_versions(self):
         wheel = "from typing import Optional\n\n__version__ = '2.15.0+cu132'\ncuda = '13.2'\n"
         self.assertEqual(pack.parse_torch_version(wheel), "2.15.0")
