@@ -34,19 +34,27 @@ class PackError(Exception):
 # ---- What is needed -------------------------------------------------------------------------
 
 
-def parse_ldd(program, text, elsewhere=lambda _name: False):
-    """The libraries to carry, {name: path}, of what ldd prints of a program.
+def parse_ldd(text):
+    """{name: path} of what ldd prints of a program; what it does not find is left out."""
+    return dict(re.findall(r"^\s*(\S+) => (/\S+)", text, re.MULTILINE))
 
-    A library that is not here is an error, unless elsewhere(name) says that it comes from elsewhere.
+
+def closure(program, here, needed_by, comes_whole=lambda _name: False):
+    """The libraries to carry, {name: path}: what a program needs, and what that needs in its turn.
+
+    `here`: {name: path} of what the loader finds. needed_by(path): the names that a file names
+    itself. Where comes_whole(name), a library comes from elsewhere with all that it needs.
     """
-    found = {}
-    for name, path in re.findall(r"^\s*(\S+) => (not found|/\S+)", text, re.MULTILINE):
-        if path == "not found":
-            if elsewhere(name):
+    found, left = {}, [program]
+    while left:
+        for name in needed_by(left.pop()):
+            if name in found or _OF_THE_MACHINE.match(name):
                 continue
-            raise PackError(f"{program} needs {name}, which this machine does not have")
-        if not _OF_THE_MACHINE.match(name):
-            found[name] = path
+            if name not in here:
+                raise PackError(f"{program} needs {name}, which this machine does not have")
+            found[name] = here[name]
+            if not comes_whole(name):
+                left.append(here[name])
     return found
 
 
@@ -173,11 +181,12 @@ def needed_by(program):
 
 
 def libraries_of(program, without_torch=False):
-    """Without LibTorch, what its libraries need in their turn may be missing here: NVIDIA's, which
-    come with a full torch."""
-    own = needed_by(program) if without_torch else set()
-    return parse_ldd(
-        program, _output(["ldd", program]), lambda name: without_torch and name not in own
+    """Without LibTorch, NVIDIA's libraries come with the machine's own and may be missing here."""
+    return closure(
+        program,
+        parse_ldd(_output(["ldd", program])),
+        needed_by,
+        lambda name: without_torch and name.startswith(("libtorch", "libc10")),
     )
 
 

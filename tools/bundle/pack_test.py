@@ -20,23 +20,34 @@ LDD = """\tlinux-vdso.so.1 (0x00007ffd)
 
 
 class PackTest(unittest.TestCase):
-    def test_libraries_are_those_of_the_loader_without_the_c_library(self):
-        self.assertEqual(
-            pack.parse_ldd("train", LDD),
-            {
-                "libglog.so.1": "/lib/x86_64-linux-gnu/libglog.so.1",
-                "libcap.so.2": "/lib/x86_64-linux-gnu/libcap.so.2",
-            },
-        )
+    NEEDS = {
+        "train": ["libtorch_cpu.so", "libglog.so.1", "libc.so.6"],
+        "/t/libtorch_cpu.so": ["libcublas.so.13", "libm.so.6"],
+        "/d/libglog.so.1": ["libgflags.so.2"],
+        "/d/libgflags.so.2": ["libglog.so.1", "ld-linux-x86-64.so.2"],
+    }
+    HERE = {
+        "libtorch_cpu.so": "/t/libtorch_cpu.so",
+        "libglog.so.1": "/d/libglog.so.1",
+        "libgflags.so.2": "/d/libgflags.so.2",
+        "libc.so.6": "/d/libc.so.6",
+    }
+
+    def closure(self, *whole):
+        return pack.closure("train", self.HERE, self.NEEDS.__getitem__, whole.__contains__)
+
+    def test_what_ldd_finds(self):
+        found = pack.parse_ldd(LDD)
+        self.assertEqual(found["libglog.so.1"], "/lib/x86_64-linux-gnu/libglog.so.1")
+        self.assertEqual(pack.parse_ldd("\tlibx.so.1 => not found\n"), {})
 
     def test_a_missing_library_is_named(self):
-        with self.assertRaisesRegex(pack.PackError, "^train needs libx.so.1, which this machine"):
-            pack.parse_ldd("train", "\tlibx.so.1 => not found\n")
+        with self.assertRaisesRegex(pack.PackError, "^train needs libcublas.so.13, which this"):
+            self.closure()
 
-    def test_a_library_that_comes_with_the_machines_torch_may_be_missing(self):
-        text = "\tlibx.so.1 => not found\n\tlibz.so.1 => /lib/libz.so.1\n"
-        found = pack.parse_ldd("train", text, lambda name: name == "libx.so.1")
-        self.assertEqual(found, {"libz.so.1": "/lib/libz.so.1"})
+    def test_what_comes_whole_brings_its_own_and_the_c_library_is_the_machines(self):
+        found = self.closure("libtorch_cpu.so")
+        self.assertEqual(sorted(found), ["libgflags.so.2", "libglog.so.1", "libtorch_cpu.so"])
 
     def test_torch_versions(self):
         wheel = "from typing import Optional\n\n__version__ = '2.15.0+cu132'\ncuda = '13.2'\n"
