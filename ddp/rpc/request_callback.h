@@ -13,8 +13,6 @@ namespace ddp::rpc::internal {
 namespace libtorch = torch::distributed::rpc;
 
 inline constexpr char kBarrier[] = "ddp.rpc.barrier";
-// The start of LibTorch's text for an exception on another worker.
-inline constexpr char kErrorOnNode[] = "Error on Node ";
 
 class Transport;
 

@@ -31,6 +31,7 @@
 #include "ddp/rpc/carried_uses.h"
 #include "ddp/rpc/context_calls.h"
 #include "ddp/rpc/ending_agent.h"
+#include "ddp/rpc/engine_error.h"
 #include "ddp/rpc/error.h"
 #include "ddp/rpc/first_meeting.h"
 #include "ddp/rpc/graph_walk.h"
@@ -48,10 +49,6 @@ namespace {
 
 // The start of LibTorch's text for a call without an answer (kRpcTimeoutErrorStr).
 constexpr char kTimeout[] = "RPC ran for more than set timeout";
-
-std::string ReasonOf(const std::string& worker, const PendingSends::Lost& lost) {
-  return absl::StrCat("worker ", worker, " is gone (", lost.text, ")");
-}
 
 // Returns the node through which the gradients of a call's arguments return; null: there are none.
 // A message has one for all of its tensors.
@@ -137,7 +134,8 @@ void Transport::MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store) {
                   weak = std::weak_ptr<FailureNotice>(notice_)](const PendingSends::Lost& lost) {
     const auto notice = weak.lock();
     if (notice == nullptr) return;
-    notice->TellFound({.rank = lost.worker, .reason = ReasonOf(names.at(lost.worker), lost)});
+    notice->TellFound(
+        {.rank = lost.worker, .reason = LostWorkerText(names.at(lost.worker), lost.text)});
   });
 }
 
@@ -324,15 +322,17 @@ std::exception_ptr Transport::Translate(const PendingSends::Receiver& receiver, 
     case libtorch::RPCErrorType::INTENTIONAL_FAILURE:
       break;
     case libtorch::RPCErrorType::UNKNOWN_ERROR:
-      if (!absl::StrContains(text, kErrorOnNode)) *lost = {.worker = receiver.worker, .text = text};
-      break;
+      if (absl::StrContains(text, kErrorOnNode)) break;
+      *lost = {.worker = receiver.worker, .text = text};
+      // The engine passes the error on to a worker that may not have found the loss itself.
+      return std::make_exception_ptr(std::runtime_error(LostWorkerText(receiver.name, text)));
   }
   return failed.exception_ptr();
 }
 
 void Transport::ThrowLost(const PendingSends::Lost& lost) {
-  ThrowFailure(
-      notice_->ReportFound({.rank = lost.worker, .reason = ReasonOf(NameOf(lost.worker), lost)}));
+  ThrowFailure(notice_->ReportFound(
+      {.rank = lost.worker, .reason = LostWorkerText(NameOf(lost.worker), lost.text)}));
 }
 
 void Transport::ThrowFailure(const FailureNotice::GroupFailure& failure) const {
@@ -352,24 +352,25 @@ void Transport::Throw(const std::exception_ptr& error, int worker, const std::st
     if (const auto lost = sends_->lost()) ThrowLost(*lost);
     const bool timeout = absl::StrContains(other.what(), kTimeout);
     const std::string text = MessageOf(other);
-    const size_t begin = text.find(kErrorOnNode);
-    if (begin == std::string::npos) {
+    const std::optional<EngineError> remote = ReadEngineError(text, names_);
+    if (!remote.has_value()) {
       const std::string message = absl::StrCat(what, ": ", text);
       if (timeout) throw TimeoutError(message);
       throw CommunicationError(message);
     }
-    // "Error on Node 2: <message>", perhaps nested; the innermost is the cause.
-    const size_t last = text.rfind(kErrorOnNode);
-    const size_t colon = text.find(": ", last);
-    const int node = std::atoi(text.c_str() + last + sizeof(kErrorOnNode) - 1);
-    std::string message = colon == std::string::npos ? text : text.substr(colon + 2);
-    message = message.substr(0, message.find('\n'));
-    const bool known = node >= 0 && node < static_cast<int>(names_.size());
-    const std::string& at = known ? names_[node] : callee;
+    if (remote->lost.has_value()) {
+      ThrowFailure(notice_->ReportFound({.rank = *remote->lost, .reason = remote->message}));
+    }
+    const bool known = remote->worker >= 0 && remote->worker < static_cast<int>(names_.size());
+    const std::string& at = known ? names_[remote->worker] : callee;
     // That worker, which may be this one, waited for another one.
-    if (timeout && node == id()) throw TimeoutError(absl::StrCat(function, ": ", message));
-    if (timeout) throw TimeoutError(absl::StrCat(function, " on worker ", at, ": ", message));
-    throw RemoteError(at, function, message, other.what());
+    if (timeout && remote->worker == id()) {
+      throw TimeoutError(absl::StrCat(function, ": ", remote->message));
+    }
+    if (timeout) {
+      throw TimeoutError(absl::StrCat(function, " on worker ", at, ": ", remote->message));
+    }
+    throw RemoteError(at, function, remote->message, other.what());
   }
 }
 
