@@ -105,7 +105,7 @@ class MacroTest(unittest.TestCase):
 
     def test_a_test_gets_its_main_and_its_tags(self):
         gtest, gtest_main = ["@googletest//:gtest"], ["@googletest//:gtest_main"]
-        ranks = ["cpu", "cpu:2", "multiproc", "redis"]
+        ranks = ["cpu", "multiproc", "redis"]
         self.check_test([":a"], ["cpu"], gtest_main)
         self.check_test([":a"], ["cpu", "local"], gtest_main, tags=["local"])
         self.check_test(["//testing/ranks:rank_test"], ranks, gtest)

@@ -1,5 +1,6 @@
 #include "ddp/nn/convert_sync_batchnorm.h"
 
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -80,17 +81,16 @@ at::Tensor BatchNorm(const at::Tensor& input, const OptionalTensor& weight,
 
 // The keys of autograd see a call first; the others see it in inference mode.
 void RegisterOnce() {
-  static const auto& libraries = *[] {
-    auto* const registered = new std::vector<torch::Library>();
+  static auto* const libraries = new std::vector<torch::Library>();  // never destroyed
+  static std::once_flag once;
+  std::call_once(once, [] {
     for (const c10::DispatchKey key :
          {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::CPU,
           c10::DispatchKey::CUDA}) {
-      registered->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-      registered->back().impl("batch_norm", &BatchNorm);
+      libraries->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+      libraries->back().impl("batch_norm", &BatchNorm);
     }
-    return registered;
-  }();
-  static_cast<void>(libraries);
+  });
 }
 
 // ---- Conversion.

@@ -78,7 +78,7 @@ void Deliver(const Ending& ending) {
   at::Tensor& output = operation.output;
   if (ending.result.defined() && output.is_sparse()) {
     output.copy_(ending.result);
-  } else if (ending.result.defined()) {
+  } else if (ending.result.defined() && output.nbytes() > 0) {
     // Not copy_(): the rank may have made the tensor in inference mode, and this thread may not.
     std::memcpy(output.mutable_data_ptr(), ending.result.const_data_ptr(), output.nbytes());
   }
