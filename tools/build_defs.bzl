@@ -101,8 +101,9 @@ def ddp_cc_library(name, copts = [], deps = [], precompiled = None, **kwargs):
         exist.
       copts: as of cc_library.
       deps: as of cc_library.
-      precompiled: as of ddp_cc_test, for a library that only tests use. By default "library" for one
-        with LibTorch among its `deps`, unless macros of its own change what LibTorch's headers say.
+      precompiled: as of ddp_cc_test, for a library that only tests use. By default "library" for
+        one with LibTorch in its `deps`, unless macros of its own change what LibTorch's headers
+        say.
       **kwargs: passed to the cc_library.
     """
     if type(deps) == "list" and _TORCH in deps and "local_defines" not in kwargs:

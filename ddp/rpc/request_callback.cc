@@ -15,7 +15,7 @@
 
 #include "ddp/common/error.h"
 #include "ddp/rpc/ending_agent.h"
-#include "ddp/rpc/engine_error.h"
+#include "ddp/rpc/failure/engine_error.h"
 #include "ddp/rpc/transport.h"
 
 namespace ddp::rpc::internal {

@@ -13,7 +13,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "ddp/common/membership.h"
-#include "ddp/rpc/failure_notice.h"
+#include "ddp/rpc/failure/failure_notice.h"
 #include "ddp/rpc/meeting_point.h"
 #include "ddp/rpc/message_fault.h"
 #include "ddp/rpc/object_table.h"

@@ -83,7 +83,10 @@ void ExpectNoWaitFor(const std::function<void()>& crash) {
   EXPECT_EQ(kill(static_cast<pid_t>(pid.item<int64_t>()), SIGKILL), 0);
 }
 
-RANK_TEST(VictimTest, APeerThatDumpsCoreIsNotWaitedFor, .world_size = 2, .killed_rank = 1) {
+// A sanitizer would end the process in place of the core dump.
+RANK_TEST(VictimTest, APeerThatDumpsCoreIsNotWaitedFor, .world_size = 2,
+          .environment = {{"ASAN_OPTIONS", "handle_segv=0"}, {"TSAN_OPTIONS", "handle_segv=0"}},
+          .killed_rank = 1) {
   install_fatal_signal_handlers();
   ExpectNoWaitFor([] {
     const DeathNotice dump(&NeverEnd, nullptr);

@@ -1,6 +1,6 @@
 // What LibTorch's backward engine tells of an error on another worker: a text.
-#ifndef DDP_RPC_ENGINE_ERROR_H_
-#define DDP_RPC_ENGINE_ERROR_H_
+#ifndef DDP_RPC_FAILURE_ENGINE_ERROR_H_
+#define DDP_RPC_FAILURE_ENGINE_ERROR_H_
 
 #include <optional>
 #include <string>
@@ -28,4 +28,4 @@ std::optional<EngineError> ReadEngineError(const std::string& text,
 
 }  // namespace ddp::rpc::internal
 
-#endif  // DDP_RPC_ENGINE_ERROR_H_
+#endif  // DDP_RPC_FAILURE_ENGINE_ERROR_H_

@@ -1,4 +1,4 @@
-#include "ddp/rpc/engine_error.h"
+#include "ddp/rpc/failure/engine_error.h"
 
 #include <optional>
 #include <string>

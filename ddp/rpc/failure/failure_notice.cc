@@ -1,4 +1,4 @@
-#include "ddp/rpc/failure_notice.h"
+#include "ddp/rpc/failure/failure_notice.h"
 
 #include <exception>
 #include <utility>

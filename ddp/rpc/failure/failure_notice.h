@@ -1,5 +1,5 @@
-#ifndef DDP_RPC_FAILURE_NOTICE_H_
-#define DDP_RPC_FAILURE_NOTICE_H_
+#ifndef DDP_RPC_FAILURE_FAILURE_NOTICE_H_
+#define DDP_RPC_FAILURE_FAILURE_NOTICE_H_
 
 #include <functional>
 #include <memory>
@@ -58,4 +58,4 @@ class FailureNotice : private ddp::internal::NewsLog::Reader {
 
 }  // namespace ddp::rpc::internal
 
-#endif  // DDP_RPC_FAILURE_NOTICE_H_
+#endif  // DDP_RPC_FAILURE_FAILURE_NOTICE_H_
