@@ -69,7 +69,10 @@ def parse_arguments(argv):
     parser = argparse.ArgumentParser(prog="report", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--output", default="benchmark-report", help="the folder of the report")
     parser.add_argument(
-        "--only", type=parse_sections, default=list(SECTIONS), help=f"of {','.join(SECTIONS)}"
+        "--only",
+        type=parse_sections,
+        default=list(SECTIONS),
+        help=f"of {','.join(SECTIONS)}; measured in the given order, reported in this one",
     )
     parser.add_argument("--quick", action="store_true", help="shortened: about two minutes in all")
     parser.add_argument("--rounds", type=int, default=0, help="of every measurement; 0: its own")
@@ -119,6 +122,7 @@ def main(argv):
         context = Context(options, folder)
         for name in options.only:
             report.sections.append(run_section(name, context))
+            report.sections.sort(key=lambda section: list(SECTIONS).index(section.name))
             report.write(options.output)
     print(f"\nThe report is {os.path.join(options.output, 'report.md')}")
     failed = any(s.not_run.startswith("failed: ") for s in report.sections)
