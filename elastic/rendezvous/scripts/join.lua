@@ -14,15 +14,21 @@
 local offer = ARGV[10]
 local host = host_of(offer)
 
+local store_was_away =
+  'the store was away, and membership is decided once all nodes have had time to come back'
+
 local function waiting_for()
   local present = redis.call('HLEN', joined)
-  if J.generation == '0' then
-    local wanted = num('last_call_at') > 0 and J.max_nodes or J.min_nodes
-    return string.format('only %d of %s nodes have joined', present, wanted)
-  end
   local missing = redis.call('SCARD', awaited) + num('unknown')
-  if missing == 0 then
-    return string.format('only %d of %s nodes have joined', present, J.min_nodes)
+  local last_call = J.generation == '0' and num('last_call_at') > 0
+  local wanted = num(last_call and 'max_nodes' or 'min_nodes')
+  if J.generation == '0' or missing == 0 then
+    if present < wanted then
+      return string.format('only %d of %d nodes have joined', present, wanted)
+    end
+    return held_ms > 0 and string.format(
+      'the job is about to end (%s): no node has turned out to be lost', J.fail_cause) or
+      store_was_away
   end
   local names = {}
   if missing <= 3 then
@@ -70,7 +76,7 @@ local function kept_out()
       string.format('as a spare: all %s seats are taken', J.max_nodes)
   end
   if num('unknown') > 0 or is_frozen() then
-    return 'the store was away, membership is decided when all nodes had the time to come back'
+    return store_was_away
   end
   if redis.call('SCARD', completed) > 0 then
     return 'as a spare: nodes of the job have finished already'
