@@ -327,6 +327,55 @@ RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlaceOverGloo, .world_si
   MisusesFinalizeBackward();
 }
 
+// The backward passes the first forward's second output, which reaches no parameter, after its
+// gradients are final. A second reduction would wait for a second call.
+void FinalizesWithinTwoForwards() {
+  struct Net : torch::nn::Module {
+    explicit Net(int width) : layers(register_module("layers", TwoLayers(width))) {}
+    std::vector<torch::Tensor> forward(const torch::Tensor& x) {
+      return {layers->forward(x), x * 2};
+    }
+    torch::nn::Sequential layers;
+  };
+  const auto group = init_process_group();
+  for (const int width : {16, 128}) {
+    for (const bool finds : {false, true}) {
+      const auto net = std::make_shared<Net>(width);
+      DistributedDataParallel<Net> model(
+          net, group,
+          {.find_unused_parameters = finds, .require_manual_backward_finalization = true});
+      const torch::Tensor x = torch::full({1, width}, 1.0 + group->rank()).requires_grad_();
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        const torch::Tensor first = model.forward(x)[1] * 1;
+        const bool after = model.should_finalize_after_backward();
+        torch::Tensor at_finalize;
+        first.register_hook([&](const torch::Tensor&) {
+          if (after) return;
+          model.finalize_backward();
+          at_finalize = Gradients(*net).clone();
+        });
+        model.forward(first)[0].sum().backward();
+        if (after) model.finalize_backward();
+        if (!after) {
+          EXPECT_TRUE(torch::equal(Gradients(*net), at_finalize)) << step;
+        }
+        EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net))) << step;
+        EXPECT_TRUE(torch::allclose(net->layers->parameters()[3].grad(), torch::ones({width})));
+        model.check_finished();
+      }
+    }
+  }
+}
+RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwards, .world_size = {1, 2},
+          .environment = {{"DDP_BACKEND", "shm"}}) {
+  FinalizesWithinTwoForwards();
+}
+RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwardsOverGloo, .world_size = 2,
+          .environment = {{"DDP_BACKEND", "gloo"}}) {
+  FinalizesWithinTwoForwards();
+}
+
 // Rank 0 leaves a call out and goes on: the others do not wait for ever.
 RANK_TEST(ParityTest, ASecondForwardBeforeFinalizeBackwardFailsOnAllRanks, 2) {
   const auto group = init_process_group();

@@ -45,6 +45,7 @@ void PassCore::Reset(int rank, bool unsettled) {
   untouched_known_ = false;
   map_in_flight_ = false;
   agreeing_on_unused_ = false;
+  finalized_within_ = false;
   forwards_.Clear();
   searched_forward_.reset();
   std::fill(used_.begin(), used_.end(), 0);
@@ -287,6 +288,7 @@ PassParts PassCore::PartsOfNextPass() const {
 }
 
 void PassCore::BeginPass(std::vector<int> unused, Then then) {
+  finalized_within_ = false;
   part_ = Part::kBegin;
   next_unused_ = std::move(unused);
   then_ = then;
@@ -422,6 +424,11 @@ void PassCore::OnUsedMap(const std::vector<int32_t>& sums) {
 // ---- The end of a backward.
 
 void PassCore::OnBackwardEnd(const BackwardView& backward) {
+  if (std::exchange(finalized_within_, false)) {
+    // The backward has passed further outputs since then; no gradient came through them.
+    forwards_.AddToPass(backward.forwards);
+    return forwards_.FinishPass();
+  }
   if (state_ == State::kHeld) return forwards_.AddToPass(backward.forwards);
   if (reducing()) {
     forwards_.AddToPass(backward.forwards);
@@ -444,7 +451,9 @@ void PassCore::OnBackwardEnd(const BackwardView& backward) {
 }
 
 void PassCore::OnBackwardException(const BackwardView& backward) {
-  const bool begins = state_ == State::kIdle && forwards_.AnyAwaits(backward.forwards);
+  const bool had_its_pass = std::exchange(finalized_within_, false);
+  const bool begins =
+      state_ == State::kIdle && !had_its_pass && forwards_.AnyAwaits(backward.forwards);
   // The peers may wait in a collective of the model, also in a backward that reduces nothing.
   const bool in_model = backward.collectives && !broken() && !begins && !in_pass();
   if (!begins && !in_pass() && !in_model) return;
@@ -497,7 +506,10 @@ void PassCore::OnFinalize(bool within) {
   if (!missing.empty()) {
     return ThrowOnly(absl::StrCat(about, "before all gradients had come: none yet for ", missing));
   }
-  if (within && state_ == State::kReducing && next_action_ == actions_.size()) return EndPass();
+  if (within && state_ == State::kReducing && next_action_ == actions_.size()) {
+    finalized_within_ = true;
+    return EndPass();
+  }
   ThrowOnly(absl::StrCat(about,
                          "within a backward that has to end first, as "
                          "should_finalize_after_backward() says"));

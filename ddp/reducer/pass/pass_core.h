@@ -323,7 +323,8 @@ class PassCore {
   bool announced_ = false;
   bool map_carrier_ = false;
   bool manual_ = false;
-  bool told_of_held_ = false;  // by OnCheck(), since the pass is held
+  bool told_of_held_ = false;      // by OnCheck(), since the pass is held
+  bool finalized_within_ = false;  // the backward under way has had its pass
 
   State state_ = State::kIdle;
   ForwardHistory forwards_;
