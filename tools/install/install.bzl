@@ -3,6 +3,9 @@
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 
 def _install_tree_impl(ctx):
+    if ctx.label.workspace_name:
+        fail("the install tree is made in a checkout of @%s: run bazel build //%s:%s there" %
+             (ctx.label.workspace_name, ctx.label.package, ctx.label.name))
     toolchain = find_cpp_toolchain(ctx)
     info = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
     headers = info.compilation_context.headers.to_list()
