@@ -1,6 +1,7 @@
 #include "ddp/reducer/delayed_all_reduce.h"
 
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -30,6 +31,13 @@ void CheckParameters(const std::vector<std::pair<std::string, at::Tensor>>& para
   }
 }
 
+std::vector<const void*> AddressesOf(
+    const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+  std::vector<const void*> addresses;
+  for (const auto& [name, tensor] : parameters) addresses.push_back(tensor.unsafeGetTensorImpl());
+  return addresses;
+}
+
 [[noreturn]] void RefuseContext() {
   throw ConfigurationError(
       "delay_all_reduce_named_params is not supported in a distributed autograd context: use a "
@@ -43,6 +51,7 @@ DelayedAllReduce::DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor
                                    When start)
     : parameters_(std::move(parameters)),
       trigger_(trigger),
+      uses_(AddressesOf(parameters_)),
       group_(std::move(group)),
       start_(start),
       came_(parameters_.size(), 0) {
@@ -128,15 +137,26 @@ void DelayedAllReduce::Complete(int divisor) {
   Finish();
 }
 
+bool DelayedAllReduce::shared() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (uses_.shared(i)) return true;
+  }
+  return false;
+}
+
 void DelayedAllReduce::Start(int divisor) {
   at::NoGradGuard no_grad;
-  flat_.mul_(1.0 / divisor);
-  pending_ = group_->communicator().AllReduce(flat_, {"the all-reduce of delayed gradients"});
+  average_ = shared() ? flat_.clone() : flat_;
+  average_.mul_(1.0 / divisor);
+  pending_ = group_->communicator().AllReduce(average_, {"the all-reduce of delayed gradients"});
 }
 
 void DelayedAllReduce::Finish() {
+  at::NoGradGuard no_grad;
   group_->communicator().Wait(pending_);
   pending_ = {};
+  if (!average_.is_same(flat_)) flat_.copy_(average_);
+  average_.reset();
   averaged_ = true;
   came_.assign(parameters_.size(), 0);
 }
@@ -150,6 +170,7 @@ void DelayedAllReduce::Shadow() {
 void DelayedAllReduce::Reset(std::shared_ptr<ReducerGroup> group) {
   group_ = std::move(group);
   pending_ = {};
+  average_.reset();
   averaged_ = false;
   came_.assign(parameters_.size(), 0);
   PointGradients();  // an abandoned all-reduce may still write to the old memory

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ddp/comm/communicator.h"
+#include "ddp/reducer/buckets/parameter_uses.h"
 
 namespace ddp::internal {
 
@@ -25,7 +26,8 @@ class ReducerGroup;
 // EndForward() restores all of them, as zeros. The all-reduce starts on the backward's thread, and
 // the backward ends after it is complete. A delayed gradient that comes while the all-reduce is in
 // progress throws ReductionError: it would be missing in the average, and change memory that other
-// ranks read. Thread-compatible.
+// ranks read. When another model of this process reduces one of the parameters too, the all-reduce
+// works on a copy, and the gradients change at the end of the backward. Thread-compatible.
 class DelayedAllReduce {
  public:
   // The start of the all-reduce. It may start at the trigger only when the trigger has the same
@@ -72,11 +74,13 @@ class DelayedAllReduce {
   void OnDelayed(size_t parameter);
   [[noreturn]] void FailSecondGradient(const std::string& name);
   [[noreturn]] void Fail(const std::string& problem);
+  bool shared() const;
   void Start(int divisor);
   void Finish();
 
   const std::vector<std::pair<std::string, at::Tensor>> parameters_;
   const at::Tensor trigger_;
+  const ParameterUses uses_;
   std::shared_ptr<ReducerGroup> group_;
   std::function<int()> announce_;
   at::Tensor flat_;
@@ -86,6 +90,7 @@ class DelayedAllReduce {
   bool synchronize_ = false;
   bool averaged_ = false;
   std::vector<uint8_t> came_;  // by parameter: its gradient has come since the last forward
+  at::Tensor average_;         // in progress, or complete: `flat_`, or a copy
   Communicator::Pending pending_;
 };
 

@@ -11,6 +11,7 @@
 #include <ATen/TensorOperators.h>
 
 #include "ddp/common/error.h"
+#include "ddp/reducer/buckets/parameter_uses.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/backend/groups.h"
@@ -69,6 +70,22 @@ TEST_F(DelayedAllReduceTest, AveragesWhenTheTriggerGetsItsGradient) {
   delayed->Complete(/*divisor=*/100);  // only waits
   EXPECT_EQ(A(), 8.0F / kDivisor);
   EXPECT_EQ(B(), 16.0F / kDivisor);
+}
+
+// The other model reads the gradient, and writes its own average, while the all-reduce is in
+// progress.
+TEST_F(DelayedAllReduceTest, AGradientThatAnotherModelReducesTooChangesAtTheEnd) {
+  const auto delayed = Make(When::kAtTrigger);
+  for (const bool shared : {false, true}) {
+    const ParameterUses other_model(shared ? std::vector<const void*>{b_.unsafeGetTensorImpl()}
+                                           : std::vector<const void*>{});
+    delayed->EndForward(/*synchronize=*/true);
+    Backward();
+    EXPECT_EQ(A(), shared ? 8 : 8.0F / kDivisor);
+    delayed->Complete(/*divisor=*/100);
+    EXPECT_EQ(A(), 8.0F / kDivisor);
+    EXPECT_EQ(B(), 16.0F / kDivisor);
+  }
 }
 
 TEST_F(DelayedAllReduceTest, AveragesAfterTheBuckets) {
