@@ -36,7 +36,8 @@ def if_cuda(with_cuda, without = []):
 
 def _if_precompiled(added):
     return select({
-        _own("//tools:with_precompiled_headers"): added,
+        _own("//tools:fastbuild_with_clang"): [],
+        _own("//tools:fastbuild"): added,
         "//conditions:default": [],
     })
 
