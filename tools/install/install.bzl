@@ -15,7 +15,11 @@ def _install_tree_impl(ctx):
         link_flags += linker_input.user_link_flags
         for library in linker_input.libraries:
             objects += library.pic_objects or library.objects
-    ours = [header for header in headers if not header.owner.workspace_name]
+    ours = [
+        header
+        for header in headers
+        if not header.owner.workspace_name and header.extension != "gch"  # precompiled
+    ]
     tree = ctx.actions.declare_directory(ctx.label.name)
     specification = ctx.actions.declare_file(ctx.label.name + ".json")
     ctx.actions.write(specification, json.encode({
