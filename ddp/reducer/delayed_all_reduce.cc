@@ -74,20 +74,37 @@ void DelayedAllReduce::PointGradients() {
   int64_t count = 0;
   for (const auto& [name, tensor] : parameters_) count += tensor.numel();
   flat_ = at::zeros({count}, parameters_.front().second.options().requires_grad(false));
+  for (const auto& [name, tensor] : parameters_) at::Tensor(tensor).mutable_grad().reset();
+  GatherGradients();
+}
+
+void DelayedAllReduce::GatherGradients() {
+  at::NoGradGuard no_grad;
+  const char* const flat = static_cast<const char*>(flat_.const_data_ptr());
   int64_t offset = 0;
   for (const auto& [name, tensor] : parameters_) {
-    const at::Tensor part = flat_.narrow(0, offset, tensor.numel()).view(tensor.sizes());
-    offset += tensor.numel();
-    at::Tensor parameter = tensor;
-    parameter.mutable_grad() = part.variable_data();
+    const int64_t begin = std::exchange(offset, offset + tensor.numel());
+    at::Tensor& gradient = at::Tensor(tensor).mutable_grad();
+    if (gradient.defined() && gradient.const_data_ptr() == flat + begin * flat_.element_size()) {
+      continue;
+    }
+    at::Tensor part = flat_.narrow(0, begin, tensor.numel()).view(tensor.sizes());
+    if (gradient.defined()) {
+      part.copy_(gradient);
+    } else {
+      part.zero_();
+    }
+    gradient = part.variable_data();
   }
 }
 
 void DelayedAllReduce::EndForward(bool synchronize) {
   synchronize_ = synchronize;
-  bool taken_away = false;  // by zero_grad()
-  for (const auto& [name, tensor] : parameters_) taken_away |= !tensor.grad().defined();
-  if (averaged_ || taken_away) PointGradients();
+  if (averaged_) {
+    PointGradients();
+  } else {
+    GatherGradients();
+  }
   averaged_ = false;
   came_.assign(parameters_.size(), 0);
 }
@@ -146,6 +163,7 @@ bool DelayedAllReduce::shared() const {
 
 void DelayedAllReduce::Start(int divisor) {
   at::NoGradGuard no_grad;
+  GatherGradients();
   average_ = shared() ? flat_.clone() : flat_;
   average_.mul_(1.0 / divisor);
   pending_ = group_->communicator().AllReduce(average_, {"the all-reduce of delayed gradients"});

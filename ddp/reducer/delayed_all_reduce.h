@@ -22,12 +22,13 @@ class ReducerGroup;
 // gradient of another parameter, the trigger, starts. Implements
 // DistributedDataParallelOptions::delay_all_reduce_named_params. Owned by a ModelSynchronizer.
 //
-// The gradients are parts of one flat tensor. When zero_grad() has removed some, the next
-// EndForward() restores all of them, as zeros. The all-reduce starts on the backward's thread, and
-// the backward ends after it is complete. A delayed gradient that comes while the all-reduce is in
-// progress throws ReductionError: it would be missing in the average, and change memory that other
-// ranks read. When another model of this process reduces one of the parameters too, the all-reduce
-// works on a copy, and the gradients change at the end of the backward. Thread-compatible.
+// The gradients are parts of one flat tensor. One that the program has removed or replaced, also
+// between forward and backward, becomes a part again with its value, before the all-reduce. The
+// all-reduce starts on the backward's thread, and the backward ends after it is complete. A delayed
+// gradient that comes while the all-reduce is in progress throws ReductionError: it would be
+// missing in the average, and change memory that other ranks read. When another model of this
+// process reduces one of the parameters too, the all-reduce works on a copy, and the gradients
+// change at the end of the backward. Thread-compatible.
 class DelayedAllReduce {
  public:
   // The start of the all-reduce. It may start at the trigger only when the trigger has the same
@@ -49,7 +50,7 @@ class DelayedAllReduce {
   DelayedAllReduce& operator=(const DelayedAllReduce&) = delete;
 
   // Called after a forward. `synchronize`: whether the next backward is averaged. Sets the
-  // gradients to zero after an average, and when one of them is undefined.
+  // gradients to zero after an average.
   void EndForward(bool synchronize);
 
   void set_start(When start) { start_ = start; }
@@ -69,7 +70,8 @@ class DelayedAllReduce {
   void Reset(std::shared_ptr<ReducerGroup> group);
 
  private:
-  void PointGradients();
+  void PointGradients();   // at zeros in new memory
+  void GatherGradients();  // into the flat tensor, where they are not its parts
   void OnTrigger();
   void OnDelayed(size_t parameter);
   [[noreturn]] void FailSecondGradient(const std::string& name);

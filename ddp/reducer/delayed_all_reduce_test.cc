@@ -146,6 +146,31 @@ TEST_F(DelayedAllReduceTest, AGradientThatZeroGradTookAwayComesBack) {
   EXPECT_EQ(A(), 8.0F / kDivisor);
 }
 
+// `optimizer.zero_grad()` may stand between forward and backward.
+TEST_F(DelayedAllReduceTest, AGradientThatIsTakenAwayAfterTheForwardIsAveraged) {
+  for (const When start : {When::kAtTrigger, When::kAfterBuckets}) {
+    const auto delayed = Make(start);
+    delayed->EndForward(/*synchronize=*/true);
+    a_.mutable_grad().reset();
+    b_.mutable_grad() = at::full({1, 2}, 4.0F);
+    Backward();
+    delayed->Complete(kDivisor);
+    EXPECT_EQ(A(), 8.0F / kDivisor);
+    EXPECT_EQ(B(), 20.0F / kDivisor);
+    EXPECT_TRUE(a_.grad().is_alias_of(b_.grad()));
+  }
+}
+
+TEST_F(DelayedAllReduceTest, AGradientThatIsReplacedKeepsItsValue) {
+  const auto delayed = Make(When::kAtTriggerAlone);
+  b_.mutable_grad() = at::full({1, 2}, 4.0F);
+  delayed->EndForward(/*synchronize=*/true);
+  EXPECT_TRUE(a_.grad().is_alias_of(b_.grad()));
+  Backward();
+  EXPECT_EQ(A(), 8.0F / kDivisor);
+  EXPECT_EQ(B(), 20.0F / kDivisor);
+}
+
 TEST_F(DelayedAllReduceTest, ASecondBackwardIsRefused) {
   const auto delayed = Make(When::kAtTrigger);
   delayed->EndForward(/*synchronize=*/true);
