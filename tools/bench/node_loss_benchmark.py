@@ -72,6 +72,7 @@ def measure_case(options, lease_ms, folder):
     program += [f"--checkpoint_dir={os.path.join(folder, 'checkpoints')}"]
     flags = ["--nnodes=2:3", "--nproc-per-node=2", "--no-python", "--max-restarts=0"]
     flags += ["--rdzv-id=loss"] + ([f"--lease-ms={lease_ms}"] if lease_ms else [])
+    flags += ["--quarantine-strikes=0"]  # a host is lost again and again
     chosen = random.Random(options.seed)
     losses = []
     with hosts.Network(["store", *NAMES]) as network:
