@@ -292,14 +292,25 @@ def _cases(suite, wanted):
             yield item
 
 
-def run_consumer(totals):
-    """The workspace of an outside user: one case."""
-    script = os.path.join(ROOT, CONSUMER, "run")
-    code = subprocess.run([script], cwd=ROOT, check=False).returncode
-    if code == 0:
-        totals.passed += 1
-    else:
-        totals.fail(CONSUMER, f"exited with code {code}; its output stands above")
+class Consumer:
+    """The workspace of an outside user: one case. It runs beside other steps, since it compiles."""
+
+    def __init__(self):
+        self._output = tempfile.TemporaryFile("w+", errors="replace")
+        script = os.path.join(ROOT, CONSUMER, "run")
+        self._process = subprocess.Popen(
+            [script], cwd=ROOT, stdout=self._output, stderr=subprocess.STDOUT
+        )
+
+    def finish(self, totals):
+        code = self._process.wait()
+        self._output.seek(0)
+        print(self._output.read(), end="")
+        self._output.close()
+        if code == 0:
+            totals.passed += 1
+        else:
+            totals.fail(CONSUMER, f"exited with code {code}; its output stands above")
 
 
 def run_oracle(flags, totals):
@@ -454,11 +465,13 @@ def main(argv):
         return 1 if totals.failed else 0
     found = bazel_step(options, totals)
     if not options.config:
+        wanted = os.path.isdir(os.path.join(ROOT, CONSUMER)) and options.filter in CONSUMER
+        consumer = Consumer() if wanted else None
         say("Python tests: the tidy test, the tools' own and the install tree's")
         found = run_python_tests(options.filter, totals) > 0 or found
-        if os.path.isdir(os.path.join(ROOT, CONSUMER)) and options.filter in CONSUMER:
+        if consumer is not None:
             say(f"{CONSUMER}: a workspace that uses this one from outside")
-            run_consumer(totals)
+            consumer.finish(totals)
             found = True
     if not found:
         totals.fail("tools/test", f"no test's label or case name contains {options.filter!r}")
