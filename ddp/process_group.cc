@@ -35,12 +35,12 @@
 #include "ddp/comm/debug_level.h"
 #include "ddp/comm/group_error.h"
 #include "ddp/comm/hierarchical/host_meeting.h"
-#include "ddp/comm/news/attempt_name.h"
-#include "ddp/comm/news/c10d_group_store.h"
-#include "ddp/comm/news/failure_monitor.h"
-#include "ddp/comm/news/group_store.h"
-#include "ddp/comm/news/renewal.h"
-#include "ddp/comm/news/store_meeting.h"
+#include "ddp/comm/meeting/attempt_name.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
+#include "ddp/comm/meeting/group_store.h"
+#include "ddp/comm/meeting/store_meeting.h"
+#include "ddp/comm/reports/failure_monitor.h"
+#include "ddp/comm/reports/renewal.h"
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
 #include "ddp/common/membership.h"
@@ -61,7 +61,7 @@ using namespace internal;  // NOLINT: most of what this file puts together
 constexpr char kControlPrefix[] = "ddp/control";
 
 // The time for which a lost store may delay a failure report, or the end of a group.
-constexpr std::chrono::milliseconds kNewsTimeout{5000};
+constexpr std::chrono::milliseconds kReportTimeout{5000};
 
 // The time limit of connecting again. All ranks were connected a moment ago, so connecting is fast,
 // or a rank has died.
@@ -284,11 +284,12 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
   std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
   // The monitor has a timeout and, where possible, a connection of its own. Waits in some stores (a
   // TCPStore) block other users of the connection, and a failure report must not wait for them.
-  const c10::intrusive_ptr<c10d::Store> news = store_->clone();
-  const bool own = news.get() != store_.get();  // false for a HashStore, which has no connections
+  const c10::intrusive_ptr<c10d::Store> watched = store_->clone();
+  const bool own =
+      watched.get() != store_.get();  // false for a HashStore, which has no connections
   monitor_ = std::make_shared<FailureMonitor>(
-      MakeGroupStore(Prefixed(kControlPrefix, news)), now_->membership,
-      own ? absl::FromChrono(std::min(options.timeout(), kNewsTimeout)) : absl::ZeroDuration());
+      MakeGroupStore(Prefixed(kControlPrefix, watched)), now_->membership,
+      own ? absl::FromChrono(std::min(options.timeout(), kReportTimeout)) : absl::ZeroDuration());
   Connect(options.timeout);
 }
 
@@ -335,8 +336,8 @@ ProcessGroup::~ProcessGroup() {
   monitor_->Leave();  // before the connections close
   now_->communicator.reset();
   if (!removes_keys_) return;
-  monitor_->news().Run([this] { RemoveKeys(); });
-  monitor_->news().Flush();
+  monitor_->log().Run([this] { RemoveKeys(); });
+  monitor_->log().Flush();
 }
 
 // The last rank to leave removes the keys that all ranks may need until then. After a failure some
@@ -346,8 +347,8 @@ void ProcessGroup::RemoveKeys() {
   try {
     if (control_->Add("left", 1) < self.size) return;
     control_->Delete("left");
-    for (int peer = 0; peer < self.size; ++peer) control_->Delete(NewsLog::StandingKey(peer));
-    control_->Delete(StoreMeeting::VerdictKey(NewsLog::RenewalName(self.incarnation + 1)));
+    for (int peer = 0; peer < self.size; ++peer) control_->Delete(ReportLog::StandingKey(peer));
+    control_->Delete(StoreMeeting::VerdictKey(ReportLog::RenewalName(self.incarnation + 1)));
     factory_->RemoveKeys(store_, self);
   } catch (const std::exception&) {
     // Without a store there is nothing to remove; the monitor has logged it.
@@ -623,7 +624,7 @@ void ProcessGroup::renew() {
   std::optional<GroupFailure> gone;
   try {
     if (next.size > 1) {
-      gone = MeetForRenewal(control_, monitor_->news(), next, absl::FromChrono(options_.timeout));
+      gone = MeetForRenewal(control_, monitor_->log(), next, absl::FromChrono(options_.timeout));
     }
   } catch (const std::exception& error) {
     throw CommunicationError(absl::StrCat("rank ", rank(),

@@ -32,8 +32,8 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "ddp/comm/communicator.h"
-#include "ddp/comm/news/c10d_group_store.h"
-#include "ddp/comm/news/failure_monitor.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -91,7 +91,7 @@ int PeerOf(const std::function<void()>& action) {
 }
 
 // Waits until another thread has read the failure report.
-void AwaitNews(const ProcessGroup& group) {
+void AwaitReport(const ProcessGroup& group) {
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + absl::FromChrono(kDeadline);
   while (!group.failed() && clock.Now() < deadline) std::this_thread::yield();
@@ -146,7 +146,7 @@ RANK_TEST(ProcessGroupTest, RaisesOncePerFailure, InBothStores({2})) {
     if (group->rank() == 1) {
       group->report_failure("out of memory");
     } else {
-      AwaitNews(*group);
+      AwaitReport(*group);
       EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->ensure_usable(); }),
                   AllOf(HasSubstr("rank 0: rank 1 failed"), HasSubstr("out of memory")));
     }
@@ -544,7 +544,7 @@ RANK_TEST(ProcessGroupTest, DetailNamesTheAbsent,
   const auto group = init_process_group({.timeout = std::chrono::seconds(4)});
   ExpectSum(*group);
   if (group->rank() == 1) {
-    AwaitNews(*group);
+    AwaitReport(*group);
     EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->ensure_usable(); }),
                 HasSubstr("rank 1 did not come to collective 1 within 4s"));
   } else {
@@ -556,7 +556,7 @@ RANK_TEST(ProcessGroupTest, DetailNamesTheAbsent,
 }
 
 // A rank must not hang in the comparison of DETAIL.
-RANK_TEST(ProcessGroupTest, NewsEndsAComparison,
+RANK_TEST(ProcessGroupTest, AReportEndsAComparison,
           InBothStores({.world_size = 2, .environment = {{"TORCH_DISTRIBUTED_DEBUG", "DETAIL"}}})) {
   const auto group = init_process_group();
   for (int round = 0; round < 2; ++round) {
@@ -695,7 +695,7 @@ RANK_TEST(ProcessGroupTest, AFailureThatIsPassedOnKeepsTheRankAtFault, InBothSto
   const auto right = group->new_group({1, 2});
   if (rank == 2) right->report_failure("a bad record");
   if (rank == 1) {
-    AwaitNews(*right);
+    AwaitReport(*right);
     ProcessGroup::report_failure_to({left.get(), group.get(), right.get()}, "the pair has failed");
   }
   if (rank == 0) {
@@ -705,7 +705,7 @@ RANK_TEST(ProcessGroupTest, AFailureThatIsPassedOnKeepsTheRankAtFault, InBothSto
                 HasSubstr("rank 2, which is not in this process group, failed: a bad record"));
   }
   if (rank == 2) {
-    AwaitNews(*group);
+    AwaitReport(*group);
     EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }), HasSubstr("a bad record"));
   }
   for (ProcessGroup* each : {left.get(), right.get(), group.get()}) {
@@ -899,7 +899,7 @@ RANK_TEST(ProcessGroupTest, HoldsOneConnection, InBothStores({4})) {
   }
   expect_one_each("with more groups");
   if (group->rank() == 1) group->report_failure("on purpose");
-  AwaitNews(*group);
+  AwaitReport(*group);
   expect_one_each("when a failure is known");
   if (group->rank() != 1) {
     EXPECT_EQ(PeerOf([&] { group->barrier(); }), 1);

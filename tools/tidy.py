@@ -400,14 +400,14 @@ PUBLIC_LAYERS = {
 }
 FOR_ALL = ("testing", "tools", "examples")
 TORCH_FREE = ("base/", "ddp/comm/arena/", "ddp/comm/check/", "ddp/comm/host_group/",
-              "ddp/comm/kernels/", "ddp/comm/news/", "ddp/graph/cut/", "ddp/health/",
-              "launcher/", "store/",
+              "ddp/comm/kernels/", "ddp/comm/meeting/", "ddp/comm/reports/", "ddp/graph/cut/",
+              "ddp/health/", "launcher/", "store/",
               "elastic/agent/", "elastic/checkpoint/file_system/", "elastic/checkpoint/folder/",
               "elastic/checkpoint/format/", "elastic/checkpoint/save_load/", "elastic/error_file/",
               "elastic/health/", "elastic/job/", "elastic/rendezvous/", "elastic/timers/")
 # The torch-bound types of otherwise torch-free folders.
-TORCH_BOUND = ("ddp/comm/news/c10d_group_store.h", "ddp/comm/news/c10d_group_store.cc",
-               "ddp/comm/news/c10d_group_store_test.cc", "store/redis_store/redis_store.h",
+TORCH_BOUND = ("ddp/comm/meeting/c10d_group_store.h", "ddp/comm/meeting/c10d_group_store.cc",
+               "ddp/comm/meeting/c10d_group_store_test.cc", "store/redis_store/redis_store.h",
                "store/redis_store/redis_store.cc")
 
 
@@ -452,7 +452,8 @@ ROOMS = {
     "ddp/comm/conformance": "the tests that a communicator passes on every backend",
     "ddp/comm/hierarchical": "collectives over several hosts: shared memory inside, Gloo between",
     "ddp/comm/kernels": "loops over plain memory: sums over ranks, and casts to 16 bits",
-    "ddp/comm/news": "what ranks tell each other through the store: failures, pings, meetings",
+    "ddp/comm/meeting": "where ranks meet: the keys of a group's store, and a barrier with values",
+    "ddp/comm/reports": "what ranks tell each other through the store: failure reports, pings",
     "ddp/comm/shared_memory": "collectives in shared memory: engine, backend, sums in place",
     "ddp/common": "what every room of ddp/ names: errors, ReduceOp, GradBucket, peer waits, glog",
     "ddp/end_to_end": "tests of the wrapper and the collectives as a program uses them",

@@ -28,7 +28,7 @@
 #include "ddp/comm/collective.h"
 #include "ddp/comm/completion_wait.h"
 #include "ddp/comm/group_error.h"
-#include "ddp/comm/news/failure_monitor.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"

@@ -16,8 +16,8 @@
 #include "ddp/comm/check/operation_name.h"
 #include "ddp/comm/collective.h"
 #include "ddp/comm/completion_wait.h"
-#include "ddp/comm/news/failure_monitor.h"
 #include "ddp/comm/point_to_point.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/membership.h"
 
 namespace c10d {

@@ -5,7 +5,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "base/clock.h"
-#include "ddp/comm/news/wake_signal.h"
+#include "ddp/comm/reports/wake_signal.h"
 
 namespace ddp::internal {
 namespace {

@@ -1,7 +1,7 @@
 #ifndef DDP_COMM_GROUP_ERROR_H_
 #define DDP_COMM_GROUP_ERROR_H_
 
-#include "ddp/comm/news/failure_monitor.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/error.h"
 #include "ddp/health/group_health.h"
 

@@ -7,8 +7,8 @@
 namespace ddp::internal {
 
 // The place of this rank in one incarnation of a group. A group replaces the value when it begins
-// another incarnation. ProcessGroup::renew() keeps rank and size; the classes of ddp/comm/news also
-// accept others. A value; 0 <= rank < size holds.
+// another incarnation. ProcessGroup::renew() keeps rank and size; the classes of ddp/comm/reports
+// also accept others. A value; 0 <= rank < size holds.
 struct Membership {
   int rank = 0;
   int size = 1;

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "ddp/comm/news/store_meeting.h"
+#include "ddp/comm/meeting/store_meeting.h"
 
 namespace ddp::rpc::internal {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/meeting/group_store.h"
 #include "ddp/common/membership.h"
 
 namespace ddp::rpc::internal {

@@ -24,7 +24,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/broken_pipes.h"
-#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 #include "ddp/common/rpc_place.h"
@@ -103,7 +103,7 @@ Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& st
       names_.resize(std::max<size_t>(names_.size(), info.id_ + 1));
       names_[info.id_] = info.name_;
     }
-    MakeNotice(ddp::internal::MakeGroupStore(prefixed("news/")));
+    MakeNotice(ddp::internal::MakeGroupStore(prefixed("reports/")));
   } catch (const ConfigurationError&) {
     throw;
   } catch (const std::exception& error) {

@@ -15,7 +15,7 @@
 #include "ddp/comm/backend/reduction_support.h"
 #include "ddp/comm/hierarchical/hierarchical_backend.h"
 #include "ddp/comm/hierarchical/host_meeting.h"
-#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
 #include "ddp/comm/shared_memory/shared_memory_backend.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"

@@ -8,9 +8,9 @@
 
 #include "absl/time/time.h"
 #include "ddp/comm/check/collective_fingerprint.h"
-#include "ddp/comm/news/failure_monitor.h"
-#include "ddp/comm/news/group_store.h"
-#include "ddp/comm/news/store_meeting.h"
+#include "ddp/comm/meeting/group_store.h"
+#include "ddp/comm/meeting/store_meeting.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/membership.h"
 
 namespace ddp::internal {

@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "ddp/comm/check/collective_fingerprint.h"
-#include "ddp/comm/news/failure_monitor.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/membership.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

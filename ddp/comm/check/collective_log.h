@@ -9,8 +9,8 @@
 
 #include "base/mutex.h"
 #include "ddp/comm/check/operation_name.h"
-#include "ddp/comm/news/position_source.h"
-#include "ddp/comm/news/rank_position.h"
+#include "ddp/comm/reports/position_source.h"
+#include "ddp/comm/reports/rank_position.h"
 
 namespace ddp::internal {
 

@@ -3,7 +3,7 @@
 #include <set>
 #include <thread>
 
-#include "ddp/comm/news/rank_position.h"
+#include "ddp/comm/reports/rank_position.h"
 #include "ddp/common/rpc_place.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -12,10 +12,10 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/clock.h"
-#include "ddp/comm/news/group_store.h"
-#include "ddp/comm/news/news_log.h"
-#include "ddp/comm/news/process_identity.h"
-#include "ddp/comm/news/store_meeting.h"
+#include "ddp/comm/meeting/group_store.h"
+#include "ddp/comm/meeting/store_meeting.h"
+#include "ddp/comm/reports/process_identity.h"
+#include "ddp/comm/reports/report_log.h"
 #include "ddp/common/name_list.h"
 
 namespace ddp::internal {
@@ -33,7 +33,7 @@ constexpr absl::Duration kQuietTime = absl::Milliseconds(150);
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
 
 // Time within which a living peer reports its failure.
-constexpr absl::Duration kNewsTimeout = absl::Seconds(1);
+constexpr absl::Duration kReportTimeout = absl::Seconds(1);
 
 std::string Where(const Inquiry::Awaited& awaited, int rank) {
   if (awaited.sequence < 0) return absl::StrCat("rank ", rank, " was in ", awaited.what);
@@ -47,7 +47,7 @@ Inquiry::Inquiry(std::shared_ptr<FailureMonitor> monitor, std::shared_ptr<const 
     : monitor_(std::move(monitor)), log_(std::move(log)), self_(membership) {}
 
 bool Inquiry::Ask(int64_t since_ns) {
-  question_ = monitor_->news().AskWhere(since_ns);
+  question_ = monitor_->log().AskWhere(since_ns);
   asked_ns_ = MonotonicNanoseconds();
   positions_.clear();
   silent_.clear();
@@ -56,7 +56,7 @@ bool Inquiry::Ask(int64_t since_ns) {
 
 // Returns the values of `keys`, with nullopt for a key that is not in the store.
 std::vector<std::optional<std::string>> Inquiry::Get(const std::vector<std::string>& keys) {
-  GroupStore& store = monitor_->news().store();
+  GroupStore& store = monitor_->log().store();
   std::vector<std::string> present = keys;
   if (!store.Has(keys)) {
     present.clear();
@@ -76,7 +76,7 @@ bool Inquiry::ReadAnswers() {
   if (!question_.has_value()) return false;
   std::vector<std::string> keys;
   for (int rank = 0; rank < self_.size; ++rank) {
-    keys.push_back(NewsLog::PositionKey(self_.incarnation, *question_, rank));
+    keys.push_back(ReportLog::PositionKey(self_.incarnation, *question_, rank));
   }
   const std::vector<std::optional<std::string>> answers = Get(keys);
   positions_.clear();
@@ -105,7 +105,7 @@ std::optional<Failure> Inquiry::Judge(const Awaited& awaited) {
 std::optional<Failure> Inquiry::FindGone(const Awaited& awaited, int begin, int end,
                                          bool ended_counts) {
   std::vector<std::string> keys;
-  for (int rank = begin; rank < end; ++rank) keys.push_back(NewsLog::StandingKey(rank));
+  for (int rank = begin; rank < end; ++rank) keys.push_back(ReportLog::StandingKey(rank));
   if (keys.empty()) return std::nullopt;
   const std::vector<std::optional<std::string>> standings = Get(keys);
   const std::optional<ProcessIdentity> self = ProcessIdentity::OfThisProcess();
@@ -181,7 +181,8 @@ std::optional<Failure> Inquiry::FindCause(const Awaited& awaited, absl::Duration
   if (gone.has_value() || waited < kQuietTime) return gone;
   if (!question_.has_value()) Ask(start_ns);
   // A single rank asks for all. This rank asks as well when that rank died before it could report.
-  if (!question_.has_value() && waited > kAnswerTimeout + kNewsTimeout) Ask(MonotonicNanoseconds());
+  if (!question_.has_value() && waited > kAnswerTimeout + kReportTimeout)
+    Ask(MonotonicNanoseconds());
   if (!question_.has_value()) return std::nullopt;
   const bool all_answered = ReadAnswers();
   gone = FindGone(awaited, 0, self_.size, /*ended_counts=*/true);
@@ -218,13 +219,13 @@ std::optional<Failure> Inquiry::Explain(const Awaited& awaited, const std::strin
       LOG(WARNING) << "rank " << self_.rank
                    << ": a connection broke, and the store does not say which rank is gone: "
                    << store_error.what();
-      if (monitor_->AwaitFailure(kNewsTimeout).has_value()) return std::nullopt;
+      if (monitor_->AwaitFailure(kReportTimeout).has_value()) return std::nullopt;
       return Failure{.rank = self_.rank, .reason = error};
     }
     // When every process is alive, either a failure report is on its way or the network failed.
     const bool all_alive = question_.has_value() && silent_.empty() && !positions_.empty();
     const absl::Duration limit =
-        all_alive ? kQuietTime + kNewsTimeout : 2 * (kAnswerTimeout + kNewsTimeout);
+        all_alive ? kQuietTime + kReportTimeout : 2 * (kAnswerTimeout + kReportTimeout);
     if (waited >= limit) break;
     if (monitor_->AwaitFailure(kLookInterval).has_value()) return std::nullopt;
   }

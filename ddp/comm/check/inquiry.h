@@ -10,8 +10,8 @@
 
 #include "absl/time/time.h"
 #include "ddp/comm/check/collective_log.h"
-#include "ddp/comm/news/failure_monitor.h"
-#include "ddp/comm/news/rank_position.h"
+#include "ddp/comm/reports/failure_monitor.h"
+#include "ddp/comm/reports/rank_position.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 
@@ -22,7 +22,7 @@ namespace ddp::internal {
 // more, or after a broken connection.
 //
 // A rank that waits asks all ranks for their positions, through the store
-// (NewsLog::AskWhere). One rank asks and reads for all; the others receive the result as a
+// (ReportLog::AskWhere). One rank asks and reads for all; the others receive the result as a
 // failure report. Explain() finds a dead process of this host by its process id, without a
 // question.
 //

@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "ddp/comm/check/collective_log.h"
-#include "ddp/comm/news/failure_monitor.h"
-#include "ddp/comm/news/news_log.h"
-#include "ddp/comm/news/process_identity.h"
+#include "ddp/comm/reports/failure_monitor.h"
+#include "ddp/comm/reports/process_identity.h"
+#include "ddp/comm/reports/report_log.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 #include "gmock/gmock.h"
@@ -55,7 +55,7 @@ class InquiryTest : public ::testing::Test {
     EXPECT_TRUE(asked);
     ++questions_;
     for (const int peer : answering) {
-      EXPECT_TRUE(store_->Wait(NewsLog::PositionKey(0, questions_, peer), kDeadline));
+      EXPECT_TRUE(store_->Wait(ReportLog::PositionKey(0, questions_, peer), kDeadline));
     }
     return rank.inquiry.ReadAnswers();
   }
@@ -108,7 +108,7 @@ TEST_F(InquiryTest, ARankThatLeftIsTheCause) {
 TEST_F(InquiryTest, ARankThatLeftAfterTheCollectiveIsNoCause) {
   Rank zero(store_, {.rank = 0, .size = 2});
   zero.log->Add(Bucket(0));
-  store_->Set(NewsLog::StandingKey(1), "left 0 1");
+  store_->Set(ReportLog::StandingKey(1), "left 0 1");
   EXPECT_FALSE(Ask(zero, {}));
   EXPECT_FALSE(zero.inquiry.Judge({.sequence = 0, .what = "sum"}).has_value());
   const auto failure = zero.inquiry.Judge({.sequence = -1, .peer = 1, .what = "a message"});
@@ -121,7 +121,7 @@ TEST_F(InquiryTest, AnEndedProcessOfThisHostIsTheCause) {
   Rank zero(store_, {.rank = 0, .size = 2, .local_begin = 0, .local_end = 2});
   ProcessIdentity ended = ProcessIdentity::OfThisProcess().value();
   ++ended.start_time;
-  store_->Set(NewsLog::StandingKey(1), absl::StrCat("process ", ended.Serialize()));
+  store_->Set(ReportLog::StandingKey(1), absl::StrCat("process ", ended.Serialize()));
   const auto cause = zero.inquiry.Explain({.sequence = -1, .what = "a barrier"}, "broken pipe");
   ASSERT_TRUE(cause.has_value());
   EXPECT_EQ(cause->rank, 1);

@@ -34,7 +34,7 @@
 #include "ddp/comm/hierarchical/host_layout.h"
 #include "ddp/comm/hierarchical/host_meeting.h"
 #include "ddp/comm/host_group/host_group.h"
-#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
 #include "ddp/comm/shared_memory/collective_engine.h"
 #include "ddp/comm/shared_memory/registered_memory.h"
 #include "ddp/comm/shared_memory/tensor_reduction.h"

@@ -12,7 +12,7 @@
 #include "ddp/comm/hierarchical/host_layout.h"
 #include "ddp/comm/hierarchical/tree_partials.h"
 #include "ddp/comm/host_group/group_entry.h"
-#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/meeting/group_store.h"
 
 namespace ddp::internal {
 

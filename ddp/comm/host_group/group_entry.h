@@ -10,7 +10,7 @@
 #include "base/unique_fd.h"
 #include "ddp/comm/arena/peer_arena.h"
 #include "ddp/comm/host_group/segment.h"
-#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/meeting/group_store.h"
 
 namespace ddp::internal {
 

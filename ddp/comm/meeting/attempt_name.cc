@@ -1,4 +1,4 @@
-#include "ddp/comm/news/attempt_name.h"
+#include "ddp/comm/meeting/attempt_name.h"
 
 #include <algorithm>
 #include <random>

@@ -1,12 +1,12 @@
 // Free of LibTorch.
-#ifndef DDP_COMM_NEWS_ATTEMPT_NAME_H_
-#define DDP_COMM_NEWS_ATTEMPT_NAME_H_
+#ifndef DDP_COMM_MEETING_ATTEMPT_NAME_H_
+#define DDP_COMM_MEETING_ATTEMPT_NAME_H_
 
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/meeting/group_store.h"
 
 namespace ddp::internal {
 
@@ -28,4 +28,4 @@ absl::StatusOr<std::string> AgreeOnAttempt(GroupStore& store, int rank, int size
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_ATTEMPT_NAME_H_
+#endif  // DDP_COMM_MEETING_ATTEMPT_NAME_H_

@@ -1,4 +1,4 @@
-#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
 
 #include <algorithm>
 #include <chrono>

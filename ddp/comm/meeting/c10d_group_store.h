@@ -1,11 +1,11 @@
-#ifndef DDP_COMM_NEWS_C10D_GROUP_STORE_H_
-#define DDP_COMM_NEWS_C10D_GROUP_STORE_H_
+#ifndef DDP_COMM_MEETING_C10D_GROUP_STORE_H_
+#define DDP_COMM_MEETING_C10D_GROUP_STORE_H_
 
 #include <memory>
 
 #include <c10/util/intrusive_ptr.h>
 
-#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/meeting/group_store.h"
 
 namespace c10d {
 class Store;
@@ -19,4 +19,4 @@ std::shared_ptr<GroupStore> MakeGroupStore(c10::intrusive_ptr<c10d::Store> store
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_C10D_GROUP_STORE_H_
+#endif  // DDP_COMM_MEETING_C10D_GROUP_STORE_H_

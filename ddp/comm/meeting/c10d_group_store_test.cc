@@ -1,5 +1,5 @@
 // The rules of a GroupStore, on a c10d::Store and on the fake that other tests use.
-#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
 
 #include <memory>
 #include <thread>
@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "absl/time/time.h"
-#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/meeting/group_store.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/fake_group_store.h"

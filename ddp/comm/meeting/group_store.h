@@ -1,6 +1,6 @@
 // Free of LibTorch.
-#ifndef DDP_COMM_NEWS_GROUP_STORE_H_
-#define DDP_COMM_NEWS_GROUP_STORE_H_
+#ifndef DDP_COMM_MEETING_GROUP_STORE_H_
+#define DDP_COMM_MEETING_GROUP_STORE_H_
 
 #include <cstdint>
 #include <memory>
@@ -11,9 +11,9 @@
 
 namespace ddp::internal {
 
-// The keys and values that the ranks of a group share: the part of c10d::Store that ddp/comm/news
-// and ddp/comm/check need. MakeGroupStore() adapts a c10d::Store; testing/fake_group_store.h is
-// a store in memory.
+// The keys and values that the ranks of a group share: the part of c10d::Store that meetings and
+// reports need. MakeGroupStore() adapts a c10d::Store; testing/fake_group_store.h is a store in
+// memory.
 //
 // Thread-safe. Every method throws an exception of the store when the store fails. A key exists
 // from its first Set(), SetAll(), SetIfNew() or Add() on, until Delete().
@@ -56,4 +56,4 @@ class GroupStore {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_GROUP_STORE_H_
+#endif  // DDP_COMM_MEETING_GROUP_STORE_H_

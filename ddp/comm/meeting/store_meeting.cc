@@ -1,4 +1,4 @@
-#include "ddp/comm/news/store_meeting.h"
+#include "ddp/comm/meeting/store_meeting.h"
 
 #include <utility>
 

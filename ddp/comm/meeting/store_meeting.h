@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_NEWS_STORE_MEETING_H_
-#define DDP_COMM_NEWS_STORE_MEETING_H_
+#ifndef DDP_COMM_MEETING_STORE_MEETING_H_
+#define DDP_COMM_MEETING_STORE_MEETING_H_
 
 #include <memory>
 #include <optional>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/meeting/group_store.h"
 #include "ddp/common/membership.h"
 
 namespace ddp::internal {
@@ -82,4 +82,4 @@ MeetingEnd AttendMeeting(StoreMeeting& meeting, const std::string& value, absl::
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_STORE_MEETING_H_
+#endif  // DDP_COMM_MEETING_STORE_MEETING_H_

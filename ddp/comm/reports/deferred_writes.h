@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_NEWS_DEFERRED_WRITES_H_
-#define DDP_COMM_NEWS_DEFERRED_WRITES_H_
+#ifndef DDP_COMM_REPORTS_DEFERRED_WRITES_H_
+#define DDP_COMM_REPORTS_DEFERRED_WRITES_H_
 
 #include <deque>
 #include <functional>
@@ -48,4 +48,4 @@ class DeferredWrites {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_DEFERRED_WRITES_H_
+#endif  // DDP_COMM_REPORTS_DEFERRED_WRITES_H_

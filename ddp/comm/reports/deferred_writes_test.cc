@@ -1,4 +1,4 @@
-#include "ddp/comm/news/deferred_writes.h"
+#include "ddp/comm/reports/deferred_writes.h"
 
 #include <functional>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-#include "ddp/comm/news/failure_monitor.h"
+#include "ddp/comm/reports/failure_monitor.h"
 
 #include <exception>
 #include <utility>
@@ -16,27 +16,27 @@ FailureMonitor::FailureMonitor(std::shared_ptr<GroupStore> store, const Membersh
     store_->SetTimeout(command_timeout);
     watched->SetTimeout(command_timeout);
   }
-  NewsLog::Reader& reader = *this;
-  news_ = std::make_unique<NewsLog>(store_, std::move(watched), membership, reader);
+  ReportLog::Reader& reader = *this;
+  log_ = std::make_unique<ReportLog>(store_, std::move(watched), membership, reader);
 }
 
 FailureMonitor::~FailureMonitor() { Leave(); }
 
 void FailureMonitor::Report(const std::string& reason) {
   const Membership self = membership();
-  const NewsMessage message{.kind = NewsMessage::Kind::kFailure,
-                            .incarnation = self.incarnation,
-                            .rank = self.rank,
-                            .reason = reason};
+  const LogEntry message{.kind = LogEntry::Kind::kFailure,
+                         .incarnation = self.incarnation,
+                         .rank = self.rank,
+                         .reason = reason};
   if (!SetFailure(self.incarnation, {.rank = self.rank, .reason = reason}) || self.size == 1) {
     return;
   }
-  news_->Run([this, message] { Publish(message); });
+  log_->Run([this, message] { Publish(message); });
 }
 
-void FailureMonitor::Publish(const NewsMessage& message) {
+void FailureMonitor::Publish(const LogEntry& message) {
   try {
-    news_->Append(message);
+    log_->Append(message);
     EndMeeting();
   } catch (const std::exception& error) {
     LOG(WARNING) << "could not tell the other ranks that rank " << message.rank << " failed ("
@@ -47,13 +47,13 @@ void FailureMonitor::Publish(const NewsMessage& message) {
 void FailureMonitor::ReportFound(const GroupFailure& failure) {
   if (failed()) return;
   const Membership self = membership();
-  const NewsMessage message{.kind = NewsMessage::Kind::kFailure,
-                            .incarnation = self.incarnation,
-                            .rank = failure.rank,
-                            .reason = failure.reason};
+  const LogEntry message{.kind = LogEntry::Kind::kFailure,
+                         .incarnation = self.incarnation,
+                         .rank = failure.rank,
+                         .reason = failure.reason};
   GroupFailure first = failure;
   try {
-    const std::optional<NewsMessage> earlier = news_->Append(message);
+    const std::optional<LogEntry> earlier = log_->Append(message);
     if (earlier.has_value() && earlier->incarnation == message.incarnation) {
       first = {.rank = earlier->rank, .reason = earlier->reason};
     }
@@ -67,11 +67,11 @@ void FailureMonitor::ReportFound(const GroupFailure& failure) {
 void FailureMonitor::ReportSeen(const GroupFailure& failure) {
   const Membership self = membership();
   if (!SetFailure(self.incarnation, failure)) return;
-  const NewsMessage message{.kind = NewsMessage::Kind::kFailure,
-                            .incarnation = self.incarnation,
-                            .rank = failure.rank,
-                            .reason = failure.reason};
-  news_->RunLater([this, message] { Publish(message); });
+  const LogEntry message{.kind = LogEntry::Kind::kFailure,
+                         .incarnation = self.incarnation,
+                         .rank = failure.rank,
+                         .reason = failure.reason};
+  log_->RunLater([this, message] { Publish(message); });
 }
 
 void FailureMonitor::Leave() {
@@ -80,12 +80,12 @@ void FailureMonitor::Leave() {
     MutexLock lock(mutex_);
     position = position_;
   }
-  news_->Leave(position ? position->launched() : 0);
+  log_->Leave(position ? position->launched() : 0);
 }
 
 void FailureMonitor::Begin(const Membership& membership) {
-  news_->Flush();  // a late report would end a meeting of the new incarnation
-  news_->Begin(membership);
+  log_->Flush();  // a late report would end a meeting of the new incarnation
+  log_->Begin(membership);
   MutexLock lock(mutex_);
   position_.reset();
   health_.Begin(membership);

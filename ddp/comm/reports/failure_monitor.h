@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_NEWS_FAILURE_MONITOR_H_
-#define DDP_COMM_NEWS_FAILURE_MONITOR_H_
+#ifndef DDP_COMM_REPORTS_FAILURE_MONITOR_H_
+#define DDP_COMM_REPORTS_FAILURE_MONITOR_H_
 
 #include <atomic>
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "ddp/comm/news/group_store.h"
-#include "ddp/comm/news/news_log.h"
-#include "ddp/comm/news/position_source.h"
-#include "ddp/comm/news/rank_position.h"
-#include "ddp/comm/news/wake_signal.h"
+#include "ddp/comm/meeting/group_store.h"
+#include "ddp/comm/reports/position_source.h"
+#include "ddp/comm/reports/rank_position.h"
+#include "ddp/comm/reports/report_log.h"
+#include "ddp/comm/reports/wake_signal.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 #include "ddp/health/group_health.h"
@@ -21,22 +21,22 @@
 namespace ddp::internal {
 
 // The failures of a group that this rank knows: GroupHealth under a lock, kept up to date by
-// a NewsLog. A ProcessGroup owns one, over all its incarnations.
+// a ReportLog. A ProcessGroup owns one, over all its incarnations.
 //
 // Reason: a Gloo collective that a peer never joins ends only by its timeout, and cannot be
 // aborted. A failure report therefore ends the waits in ddp/ before the timeout.
 //
-// Thread-safe. Makes the NewsLog, and with it the thread "ddp-failure".
-class FailureMonitor : private NewsLog::Reader {
+// Thread-safe. Makes the ReportLog, and with it the thread "ddp-failure".
+class FailureMonitor : private ReportLog::Reader {
  public:
-  // Starts the NewsLog's thread. Throws what the store throws. No other group may use the keys of
+  // Starts the ReportLog's thread. Throws what the store throws. No other group may use the keys of
   // `store`: give it a prefix. `command_timeout` becomes the time limit of a command of `store` and
   // of its clone; zero changes nothing. Use a few seconds: the limit bounds how long a lost store
   // blocks Report() and Leave().
   FailureMonitor(std::shared_ptr<GroupStore> store, const Membership& membership,
                  absl::Duration command_timeout = absl::ZeroDuration());
 
-  // Calls Leave(), then ends the NewsLog.
+  // Calls Leave(), then ends the ReportLog.
   ~FailureMonitor() override;
   FailureMonitor(const FailureMonitor&) = delete;
   FailureMonitor& operator=(const FailureMonitor&) = delete;
@@ -97,7 +97,7 @@ class FailureMonitor : private NewsLog::Reader {
   // answers to the peers say that no collective was launched.
   void SetPositionSource(std::shared_ptr<const PositionSource> source);
 
-  NewsLog& news() { return *news_; }
+  ReportLog& log() { return *log_; }
 
   // Verdict of a StoreMeeting that a failure report ended.
   static constexpr char kFailedVerdict[] = "failed";
@@ -120,7 +120,7 @@ class FailureMonitor : private NewsLog::Reader {
   void OnFailureRead(int64_t incarnation, const GroupFailure& failure) override;
   RankPosition OnPositionAsked(int64_t incarnation) override;
   bool SetFailure(int64_t incarnation, const GroupFailure& failure);
-  void Publish(const NewsMessage& message);
+  void Publish(const LogEntry& message);
   void EndMeeting();
 
   const std::shared_ptr<GroupStore> store_;
@@ -132,9 +132,9 @@ class FailureMonitor : private NewsLog::Reader {
   std::string meeting_ ABSL_GUARDED_BY(mutex_);  // verdict key, or empty
   std::shared_ptr<const PositionSource> position_ ABSL_GUARDED_BY(mutex_);
 
-  std::unique_ptr<NewsLog> news_;  // the last field: its thread uses the others
+  std::unique_ptr<ReportLog> log_;  // the last field: its thread uses the others
 };
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_FAILURE_MONITOR_H_
+#endif  // DDP_COMM_REPORTS_FAILURE_MONITOR_H_

@@ -1,4 +1,4 @@
-#include "ddp/comm/news/failure_monitor.h"
+#include "ddp/comm/reports/failure_monitor.h"
 
 #include <memory>
 #include <stdexcept>
@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "ddp/comm/news/news_log.h"
-#include "ddp/comm/news/position_source.h"
-#include "ddp/comm/news/rank_position.h"
-#include "ddp/comm/news/store_meeting.h"
+#include "ddp/comm/meeting/store_meeting.h"
+#include "ddp/comm/reports/position_source.h"
+#include "ddp/comm/reports/rank_position.h"
+#include "ddp/comm/reports/report_log.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 #include "ddp/health/group_health.h"
@@ -45,7 +45,7 @@ TEST_F(FailureMonitorTest, AReportReachesThePeers) {
 }
 
 // A report of an earlier incarnation is ignored; one of a later incarnation is kept until then.
-TEST_F(FailureMonitorTest, NewsBelongsToItsIncarnation) {
+TEST_F(FailureMonitorTest, AReportBelongsToItsIncarnation) {
   Membership zero{.rank = 0, .size = 2};
   Membership one{.rank = 1, .size = 2};
   FailureMonitor ahead(store_, zero);
@@ -115,9 +115,9 @@ TEST_F(FailureMonitorTest, AnswersWithThePositionOfItsIncarnation) {
   FailureMonitor one(store_, {.rank = 1, .size = 2, .incarnation = 1});
   const auto answer = [&] {
     const int64_t incarnation = zero.membership().incarnation;
-    const int64_t question = zero.news().AskWhere(INT64_MAX).value();
-    const std::string key = NewsLog::PositionKey(incarnation, question, 1);
-    EXPECT_TRUE(store_->Wait(NewsLog::PositionKey(incarnation, question, 0), kDeadline));
+    const int64_t question = zero.log().AskWhere(INT64_MAX).value();
+    const std::string key = ReportLog::PositionKey(incarnation, question, 1);
+    EXPECT_TRUE(store_->Wait(ReportLog::PositionKey(incarnation, question, 0), kDeadline));
     EXPECT_TRUE(store_->Wait(key, kDeadline));
     return RankPosition::Parse(store_->Get(key))->launched;
   };
@@ -127,7 +127,7 @@ TEST_F(FailureMonitorTest, AnswersWithThePositionOfItsIncarnation) {
   zero.Begin(zero.membership().Next());  // rank 1 is in the earlier incarnation
   EXPECT_EQ(answer(), 0);
   one.Leave();
-  EXPECT_EQ(store_->Get(NewsLog::StandingKey(1)), "left 1 7");
+  EXPECT_EQ(store_->Get(ReportLog::StandingKey(1)), "left 1 7");
 }
 
 // Rank 1 of 2 goes on alone: what it reports and throws names its new number, and no peer.

@@ -1,4 +1,4 @@
-#include "ddp/comm/news/news_message.h"
+#include "ddp/comm/reports/log_entry.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -7,15 +7,15 @@
 
 namespace ddp::internal {
 
-std::string NewsMessage::Serialize() const {
+std::string LogEntry::Serialize() const {
   if (kind == Kind::kFailure) return absl::StrCat("failure ", incarnation, " ", rank, " ", reason);
   if (kind == Kind::kWhere) return absl::StrCat("where ", incarnation, " ", number, " ", rank);
   return absl::StrCat("ping ", incarnation, " ", number, " ", absl::StrJoin(ranks, ","));
 }
 
-std::optional<NewsMessage> NewsMessage::Parse(absl::string_view text) {
+std::optional<LogEntry> LogEntry::Parse(absl::string_view text) {
   const std::vector<std::string> words = absl::StrSplit(text, absl::MaxSplits(' ', 3));
-  NewsMessage message;
+  LogEntry message;
   if (words.size() != 4 || !absl::SimpleAtoi(words[1], &message.incarnation)) return std::nullopt;
   if (words[0] == "failure") {
     if (!absl::SimpleAtoi(words[2], &message.rank)) return std::nullopt;
@@ -26,7 +26,7 @@ std::optional<NewsMessage> NewsMessage::Parse(absl::string_view text) {
     message.kind = Kind::kWhere;
     const bool numbers =
         absl::SimpleAtoi(words[2], &message.number) && absl::SimpleAtoi(words[3], &message.rank);
-    return numbers ? std::optional<NewsMessage>(message) : std::nullopt;
+    return numbers ? std::optional<LogEntry>(message) : std::nullopt;
   }
   if (words[0] != "ping" || !absl::SimpleAtoi(words[2], &message.number)) return std::nullopt;
   message.kind = Kind::kPing;

@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_NEWS_NEWS_MESSAGE_H_
-#define DDP_COMM_NEWS_NEWS_MESSAGE_H_
+#ifndef DDP_COMM_REPORTS_LOG_ENTRY_H_
+#define DDP_COMM_REPORTS_LOG_ENTRY_H_
 
 #include <cstdint>
 #include <optional>
@@ -11,11 +11,11 @@
 namespace ddp::internal {
 
 // An entry of a group's log in the store. The ranks of the group communicate through this log
-// outside the collectives (see NewsLog). A value. Its text is one of:
+// outside the collectives (see ReportLog). A value. Its text is one of:
 //   failure <incarnation> <rank> <reason>          reports a failure
 //   ping <incarnation> <number> <rank>,<rank>,...  asks whether these ranks' processes are alive
 //   where <incarnation> <number> <rank>            asks all ranks for their positions
-struct NewsMessage {
+struct LogEntry {
   enum class Kind { kFailure, kPing, kWhere };
 
   Kind kind = Kind::kFailure;
@@ -30,9 +30,9 @@ struct NewsMessage {
   std::string Serialize() const;
 
   // Returns nullopt when `text` is not the result of Serialize().
-  static std::optional<NewsMessage> Parse(absl::string_view text);
+  static std::optional<LogEntry> Parse(absl::string_view text);
 };
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_NEWS_MESSAGE_H_
+#endif  // DDP_COMM_REPORTS_LOG_ENTRY_H_

@@ -1,4 +1,4 @@
-#include "ddp/comm/news/news_message.h"
+#include "ddp/comm/reports/log_entry.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -6,39 +6,39 @@
 namespace ddp::internal {
 namespace {
 
-TEST(NewsMessageTest, FailureKeepsItsText) {
-  const NewsMessage sent{.kind = NewsMessage::Kind::kFailure,
-                         .incarnation = 12,
-                         .rank = 3,
-                         .reason = "rank 3: two words\nand a second line "};
-  const auto read = NewsMessage::Parse(sent.Serialize());
+TEST(LogEntryTest, FailureKeepsItsText) {
+  const LogEntry sent{.kind = LogEntry::Kind::kFailure,
+                      .incarnation = 12,
+                      .rank = 3,
+                      .reason = "rank 3: two words\nand a second line "};
+  const auto read = LogEntry::Parse(sent.Serialize());
   ASSERT_TRUE(read.has_value());
-  EXPECT_EQ(read->kind, NewsMessage::Kind::kFailure);
+  EXPECT_EQ(read->kind, LogEntry::Kind::kFailure);
   EXPECT_EQ(read->incarnation, 12);
   EXPECT_EQ(read->rank, 3);
   EXPECT_EQ(read->reason, sent.reason);
 }
 
-TEST(NewsMessageTest, AnEmptyReasonIsOne) {
-  const auto read = NewsMessage::Parse(NewsMessage{.rank = 1}.Serialize());
+TEST(LogEntryTest, AnEmptyReasonIsOne) {
+  const auto read = LogEntry::Parse(LogEntry{.rank = 1}.Serialize());
   ASSERT_TRUE(read.has_value());
   EXPECT_EQ(read->reason, "");
 }
 
-TEST(NewsMessageTest, PingNamesItsRanks) {
-  const NewsMessage sent{
-      .kind = NewsMessage::Kind::kPing, .incarnation = 1, .number = 7, .ranks = {0, 5, 1000}};
-  const auto read = NewsMessage::Parse(sent.Serialize());
+TEST(LogEntryTest, PingNamesItsRanks) {
+  const LogEntry sent{
+      .kind = LogEntry::Kind::kPing, .incarnation = 1, .number = 7, .ranks = {0, 5, 1000}};
+  const auto read = LogEntry::Parse(sent.Serialize());
   ASSERT_TRUE(read.has_value());
-  EXPECT_EQ(read->kind, NewsMessage::Kind::kPing);
+  EXPECT_EQ(read->kind, LogEntry::Kind::kPing);
   EXPECT_EQ(read->number, 7);
   EXPECT_THAT(read->ranks, ::testing::ElementsAre(0, 5, 1000));
 }
 
-TEST(NewsMessageTest, OtherTextsAreRefused) {
+TEST(LogEntryTest, OtherTextsAreRefused) {
   for (const char* text : {"", "failure", "failure x 1 why", "failure 0 one why", "ping 0 1",
                            "ping 0 1 2,x", "hello 0 1 2"}) {
-    EXPECT_FALSE(NewsMessage::Parse(text).has_value()) << text;
+    EXPECT_FALSE(LogEntry::Parse(text).has_value()) << text;
   }
 }
 

@@ -1,9 +1,9 @@
-#ifndef DDP_COMM_NEWS_POSITION_SOURCE_H_
-#define DDP_COMM_NEWS_POSITION_SOURCE_H_
+#ifndef DDP_COMM_REPORTS_POSITION_SOURCE_H_
+#define DDP_COMM_REPORTS_POSITION_SOURCE_H_
 
 #include <cstdint>
 
-#include "ddp/comm/news/rank_position.h"
+#include "ddp/comm/reports/rank_position.h"
 
 namespace ddp::internal {
 
@@ -20,4 +20,4 @@ class PositionSource {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_POSITION_SOURCE_H_
+#endif  // DDP_COMM_REPORTS_POSITION_SOURCE_H_

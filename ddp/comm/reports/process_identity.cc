@@ -1,4 +1,4 @@
-#include "ddp/comm/news/process_identity.h"
+#include "ddp/comm/reports/process_identity.h"
 
 #include <signal.h>
 #include <sys/stat.h>

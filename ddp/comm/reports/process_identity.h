@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_NEWS_PROCESS_IDENTITY_H_
-#define DDP_COMM_NEWS_PROCESS_IDENTITY_H_
+#ifndef DDP_COMM_REPORTS_PROCESS_IDENTITY_H_
+#define DDP_COMM_REPORTS_PROCESS_IDENTITY_H_
 
 #include <cstdint>
 #include <optional>
@@ -33,4 +33,4 @@ struct ProcessIdentity {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_PROCESS_IDENTITY_H_
+#endif  // DDP_COMM_REPORTS_PROCESS_IDENTITY_H_

@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_NEWS_RANK_POSITION_H_
-#define DDP_COMM_NEWS_RANK_POSITION_H_
+#ifndef DDP_COMM_REPORTS_RANK_POSITION_H_
+#define DDP_COMM_REPORTS_RANK_POSITION_H_
 
 #include <cstdint>
 #include <optional>
@@ -12,7 +12,7 @@
 namespace ddp::internal {
 
 // The position of a rank: how many collectives of one incarnation it has launched, and some of them
-// in detail. A value; peers read it as text from the store (see NewsLog::AskWhere).
+// in detail. A value; peers read it as text from the store (see ReportLog::AskWhere).
 struct RankPosition {
   struct Launched {
     int64_t sequence = 0;      // counted from 0
@@ -39,4 +39,4 @@ struct RankPosition {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_RANK_POSITION_H_
+#endif  // DDP_COMM_REPORTS_RANK_POSITION_H_

@@ -1,4 +1,4 @@
-#include "ddp/comm/news/rank_position.h"
+#include "ddp/comm/reports/rank_position.h"
 
 #include "ddp/common/rpc_place.h"
 #include "gtest/gtest.h"

@@ -1,4 +1,4 @@
-#include "ddp/comm/news/renewal.h"
+#include "ddp/comm/reports/renewal.h"
 
 #include <algorithm>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
-#include "ddp/comm/news/store_meeting.h"
+#include "ddp/comm/meeting/store_meeting.h"
 #include "ddp/common/name_list.h"
 
 namespace ddp::internal {
@@ -22,8 +22,8 @@ constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
 // alive. Questions are numbered from 1, and one rank asks each of them for all.
 class Questions {
  public:
-  Questions(GroupStore& store, NewsLog& news, int64_t incarnation)
-      : store_(store), news_(news), incarnation_(incarnation) {}
+  Questions(GroupStore& store, ReportLog& log, int64_t incarnation)
+      : store_(store), log_(log), incarnation_(incarnation) {}
 
   // Returns the number of the newest question, or 0. Its answers may be old, so a rank that came
   // late may need another question to see that a process is gone.
@@ -31,7 +31,7 @@ class Questions {
 
   void Ask(int64_t number, const std::vector<int>& missing) {
     if (store_.Add(Key(absl::StrCat("claim/", number)), 1) != 1) return;
-    news_.Ping(incarnation_, number, missing);
+    log_.Ping(incarnation_, number, missing);
     store_.Set(Key(absl::StrCat("asked/", number)), "1");
     store_.Add(Key("count"), 1);
   }
@@ -41,12 +41,12 @@ class Questions {
   std::vector<int> Silent(int64_t number, const std::vector<int>& missing) {
     std::vector<int> silent;
     if (!store_.Has({Key(absl::StrCat("asked/", number))})) {
-      news_.Ping(incarnation_, number, missing);
+      log_.Ping(incarnation_, number, missing);
       store_.Set(Key(absl::StrCat("asked/", number)), "1");
       return silent;
     }
     for (const int rank : missing) {
-      if (!store_.Has({NewsLog::AliveKey(incarnation_, number, rank)})) {
+      if (!store_.Has({ReportLog::AliveKey(incarnation_, number, rank)})) {
         silent.push_back(rank);
       }
     }
@@ -59,21 +59,21 @@ class Questions {
   }
 
   GroupStore& store_;
-  NewsLog& news_;
+  ReportLog& log_;
   const int64_t incarnation_;
 };
 
 }  // namespace
 
-std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& store, NewsLog& news,
+std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& store, ReportLog& log,
                                            const Membership& next, absl::Duration timeout) {
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + timeout;
-  StoreMeeting meeting(store, NewsLog::RenewalName(next.incarnation), next);
+  StoreMeeting meeting(store, ReportLog::RenewalName(next.incarnation), next);
   // An earlier call may have arrived before the store failed. If the store failed between the two
   // steps of Arrive(), the loop below finds that no rank is missing.
   if (!meeting.HasArrived()) meeting.Arrive("");
-  Questions questions(*store, news, next.incarnation);
+  Questions questions(*store, log, next.incarnation);
   int64_t question = 0;  // the last one that was asked, or 0
   std::optional<std::string> verdict = meeting.AwaitVerdict(std::min(kGrace, timeout));
   while (!verdict.has_value()) {
@@ -83,13 +83,13 @@ std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& st
     if (missing.empty()) {
       verdict = meeting.Decide(StoreMeeting::kMet);  // the last rank is about to, or died
     } else if (!silent.empty()) {
-      verdict = meeting.Decide(NewsLog::GoneVerdict(
+      verdict = meeting.Decide(ReportLog::GoneVerdict(
           {.rank = silent.front(),
            .reason = absl::StrCat("no sign of life from ", RankList(silent), " for ",
                                   absl::FormatDuration(kAnswerTimeout),
                                   ": the process has died, or the host is out of reach")}));
     } else if (clock.Now() >= deadline) {
-      verdict = meeting.Decide(NewsLog::GoneVerdict(
+      verdict = meeting.Decide(ReportLog::GoneVerdict(
           {.rank = missing.front(),
            .reason = absl::StrCat(RankList(missing), " did not come back within ",
                                   absl::FormatDuration(timeout),
@@ -104,7 +104,7 @@ std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& st
       verdict = meeting.AwaitVerdict(kAnswerTimeout);
     }
   }
-  return NewsLog::ParseGoneVerdict(*verdict);
+  return ReportLog::ParseGoneVerdict(*verdict);
 }
 
 }  // namespace ddp::internal

@@ -1,12 +1,12 @@
-#ifndef DDP_COMM_NEWS_RENEWAL_H_
-#define DDP_COMM_NEWS_RENEWAL_H_
+#ifndef DDP_COMM_REPORTS_RENEWAL_H_
+#define DDP_COMM_REPORTS_RENEWAL_H_
 
 #include <memory>
 #include <optional>
 
 #include "absl/time/time.h"
-#include "ddp/comm/news/group_store.h"
-#include "ddp/comm/news/news_log.h"
+#include "ddp/comm/meeting/group_store.h"
+#include "ddp/comm/reports/report_log.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 
@@ -18,13 +18,13 @@ namespace ddp::internal {
 // passed. Every rank gets the same answer, also a rank that calls later.
 //
 // The ranks ask a rank that is missing after 200 ms whether it is alive, and again every 3 s. The
-// thread of its NewsLog answers, even while its trainer is busy. Without an answer within
+// thread of its ReportLog answers, even while its trainer is busy. Without an answer within
 // 3 s, its process counts as gone.
 //
 // Blocks the calling thread. Throws what the store throws; the call may then be repeated.
-std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& store, NewsLog& news,
+std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& store, ReportLog& log,
                                            const Membership& next, absl::Duration timeout);
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_RENEWAL_H_
+#endif  // DDP_COMM_REPORTS_RENEWAL_H_

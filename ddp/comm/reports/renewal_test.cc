@@ -1,11 +1,11 @@
-#include "ddp/comm/news/renewal.h"
+#include "ddp/comm/reports/renewal.h"
 
 #include <memory>
 #include <optional>
 #include <thread>
 
 #include "absl/time/time.h"
-#include "ddp/comm/news/failure_monitor.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 #include "gtest/gtest.h"
@@ -23,7 +23,7 @@ constexpr Membership kOne{.rank = 1, .size = 2};
 class RenewalTest : public ::testing::Test {
  protected:
   std::optional<GroupFailure> Meet(FailureMonitor& monitor, absl::Duration timeout) {
-    return MeetForRenewal(store_, monitor.news(), monitor.membership().Next(), timeout);
+    return MeetForRenewal(store_, monitor.log(), monitor.membership().Next(), timeout);
   }
 
   const std::shared_ptr<FakeGroupStore> store_ = std::make_shared<FakeGroupStore>();

@@ -1,4 +1,4 @@
-#include "ddp/comm/news/news_log.h"
+#include "ddp/comm/reports/report_log.h"
 
 #include <pthread.h>
 
@@ -14,8 +14,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "ddp/comm/news/process_identity.h"
-#include "ddp/comm/news/store_meeting.h"
+#include "ddp/comm/meeting/store_meeting.h"
+#include "ddp/comm/reports/process_identity.h"
 
 namespace ddp::internal {
 namespace {
@@ -36,15 +36,15 @@ std::string WakeKey(int rank, int64_t entry) { return absl::StrCat("wake/", rank
 
 }  // namespace
 
-NewsLog::NewsLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupStore> watched,
-                 const Membership& membership, Reader& reader)
+ReportLog::ReportLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupStore> watched,
+                     const Membership& membership, Reader& reader)
     : store_(std::move(store)), reader_(reader), membership_(membership) {
   if (membership.size > 1) WriteStanding(membership);
   thread_ = std::thread([this, watched = std::move(watched)] { WatchStore(*watched); });
   pthread_setname_np(thread_.native_handle(), "ddp-failure");
 }
 
-NewsLog::~NewsLog() {
+ReportLog::~ReportLog() {
   std::string wake_key;
   {
     MutexLock lock(mutex_);
@@ -75,13 +75,13 @@ NewsLog::~NewsLog() {
   Flush();
 }
 
-void NewsLog::WriteStanding(const Membership& membership) {
+void ReportLog::WriteStanding(const Membership& membership) {
   const std::optional<ProcessIdentity> self = ProcessIdentity::OfThisProcess();
   if (!self.has_value()) return;
   store_->Set(StandingKey(membership.rank), absl::StrCat("process ", self->Serialize()));
 }
 
-void NewsLog::Begin(const Membership& membership) {
+void ReportLog::Begin(const Membership& membership) {
   Membership before;
   int64_t entry = 0;
   {
@@ -95,12 +95,12 @@ void NewsLog::Begin(const Membership& membership) {
   if (!same_place) store_->Set(WakeKey(before.rank, entry), "1");
 }
 
-Membership NewsLog::membership() const {
+Membership ReportLog::membership() const {
   MutexLock lock(mutex_);
   return membership_;
 }
 
-void NewsLog::Leave(int64_t collectives) {
+void ReportLog::Leave(int64_t collectives) {
   Membership self;
   std::string position;
   bool has_left = false;
@@ -127,25 +127,25 @@ void NewsLog::Leave(int64_t collectives) {
   Flush();
 }
 
-std::string NewsLog::AliveKey(int64_t incarnation, int64_t number, int rank) {
+std::string ReportLog::AliveKey(int64_t incarnation, int64_t number, int rank) {
   return absl::StrCat("alive/", incarnation, "/", number, "/", rank);
 }
 
-std::string NewsLog::PositionKey(int64_t incarnation, int64_t number, int rank) {
+std::string ReportLog::PositionKey(int64_t incarnation, int64_t number, int rank) {
   return absl::StrCat("where/", incarnation, "/", number, "/", rank);
 }
 
-std::string NewsLog::StandingKey(int rank) { return absl::StrCat("standing/", rank); }
+std::string ReportLog::StandingKey(int rank) { return absl::StrCat("standing/", rank); }
 
-std::string NewsLog::RenewalName(int64_t incarnation) {
+std::string ReportLog::RenewalName(int64_t incarnation) {
   return absl::StrCat("renewal/", incarnation);
 }
 
-std::string NewsLog::GoneVerdict(const GroupFailure& failure) {
+std::string ReportLog::GoneVerdict(const GroupFailure& failure) {
   return absl::StrCat("gone ", failure.rank, " ", failure.reason);
 }
 
-std::optional<GroupFailure> NewsLog::ParseGoneVerdict(const std::string& verdict) {
+std::optional<GroupFailure> ReportLog::ParseGoneVerdict(const std::string& verdict) {
   const std::vector<std::string> words = absl::StrSplit(verdict, absl::MaxSplits(' ', 2));
   GroupFailure failure;
   if (words.size() != 3 || words[0] != "gone" || !absl::SimpleAtoi(words[1], &failure.rank)) {
@@ -157,7 +157,7 @@ std::optional<GroupFailure> NewsLog::ParseGoneVerdict(const std::string& verdict
 
 // compareSet gives an empty entry to one author. An author may have died before it woke the ranks;
 // the next author wakes them for that entry as well.
-std::optional<NewsMessage> NewsLog::Append(const NewsMessage& message) {
+std::optional<LogEntry> ReportLog::Append(const LogEntry& message) {
   const std::string text = message.Serialize();
   int64_t entry = 0;
   int size = 0;
@@ -170,13 +170,13 @@ std::optional<NewsMessage> NewsLog::Append(const NewsMessage& message) {
   for (;; ++entry) {
     const std::string found = store_->SetIfNew(EntryKey(entry), text);
     if (found == text) break;
-    const std::optional<NewsMessage> other = NewsMessage::Parse(found);
+    const std::optional<LogEntry> other = LogEntry::Parse(found);
     if (!other.has_value() || other->kind != message.kind) continue;
     // All ranks read that entry already. Thousands of ranks that fail together make one entry.
     const bool same =
-        message.kind == NewsMessage::Kind::kFailure
+        message.kind == LogEntry::Kind::kFailure
             ? other->incarnation >= message.incarnation
-            : message.kind == NewsMessage::Kind::kWhere && other->number >= message.number;
+            : message.kind == LogEntry::Kind::kWhere && other->number >= message.number;
     if (same) return other;
   }
   std::vector<std::string> keys;
@@ -187,15 +187,15 @@ std::optional<NewsMessage> NewsLog::Append(const NewsMessage& message) {
   return std::nullopt;
 }
 
-void NewsLog::Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks) {
-  Append({.kind = NewsMessage::Kind::kPing,
+void ReportLog::Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks) {
+  Append({.kind = LogEntry::Kind::kPing,
           .incarnation = incarnation,
           .number = number,
           .ranks = ranks});
 }
 
-std::optional<int64_t> NewsLog::AskWhere(int64_t since_ns) {
-  NewsMessage message{.kind = NewsMessage::Kind::kWhere};
+std::optional<int64_t> ReportLog::AskWhere(int64_t since_ns) {
+  LogEntry message{.kind = LogEntry::Kind::kWhere};
   {
     MutexLock lock(mutex_);
     if (last_question_ns_ > since_ns) return std::nullopt;
@@ -207,7 +207,7 @@ std::optional<int64_t> NewsLog::AskWhere(int64_t since_ns) {
   return message.number;
 }
 
-void NewsLog::WatchStore(GroupStore& store) {
+void ReportLog::WatchStore(GroupStore& store) {
   bool lost = false;
   while (true) {
     int rank = 0;
@@ -227,7 +227,7 @@ void NewsLog::WatchStore(GroupStore& store) {
       lost = false;
     } catch (const std::exception& error) {
       // Losing the store does not stop training: collectives still have their timeouts.
-      LOG_IF(WARNING, !lost) << "rank " << rank << ": no news of failing peers until the store "
+      LOG_IF(WARNING, !lost) << "rank " << rank << ": no word of failing peers until the store "
                              << "answers again: " << error.what();
       lost = true;
       if (!AwaitRetry(kRetryInterval)) return;
@@ -236,7 +236,7 @@ void NewsLog::WatchStore(GroupStore& store) {
 }
 
 // Blocks for `interval`. Returns false when the destructor runs.
-bool NewsLog::AwaitRetry(absl::Duration interval) {
+bool ReportLog::AwaitRetry(absl::Duration interval) {
   const MonotonicClock clock;
   const absl::Time next = clock.Now() + interval;
   MutexLock lock(mutex_);
@@ -248,7 +248,7 @@ bool NewsLog::AwaitRetry(absl::Duration interval) {
 
 // Reads all new entries of the log. Returns false when there was none: the destructor or Begin()
 // woke the thread.
-bool NewsLog::ReadEntries(GroupStore& store, int rank) {
+bool ReportLog::ReadEntries(GroupStore& store, int rank) {
   bool any = false;
   while (true) {
     int64_t entry = 0;
@@ -262,7 +262,7 @@ bool NewsLog::ReadEntries(GroupStore& store, int rank) {
       if (rank != next_rank) store.Delete(WakeKey(rank, entry));  // Begin() has set it
       return any;
     }
-    const std::optional<NewsMessage> message = NewsMessage::Parse(store.Get(EntryKey(entry)));
+    const std::optional<LogEntry> message = LogEntry::Parse(store.Get(EntryKey(entry)));
     if (message.has_value()) HandleMessage(store, *message, next_rank);
     store.Delete(WakeKey(rank, entry));
     MutexLock lock(mutex_);
@@ -271,22 +271,22 @@ bool NewsLog::ReadEntries(GroupStore& store, int rank) {
   }
 }
 
-void NewsLog::HandleMessage(GroupStore& store, const NewsMessage& message, int rank) {
+void ReportLog::HandleMessage(GroupStore& store, const LogEntry& message, int rank) {
   switch (message.kind) {
-    case NewsMessage::Kind::kPing: {
+    case LogEntry::Kind::kPing: {
       const bool asked =
           std::find(message.ranks.begin(), message.ranks.end(), rank) != message.ranks.end();
       if (asked) store.Set(AliveKey(message.incarnation, message.number, rank), "1");
       return;
     }
-    case NewsMessage::Kind::kWhere:
+    case LogEntry::Kind::kWhere:
       return AnswerWhere(store, message, rank);
-    case NewsMessage::Kind::kFailure:
+    case LogEntry::Kind::kFailure:
       reader_.OnFailureRead(message.incarnation, {.rank = message.rank, .reason = message.reason});
   }
 }
 
-void NewsLog::AnswerWhere(GroupStore& store, const NewsMessage& message, int rank) {
+void ReportLog::AnswerWhere(GroupStore& store, const LogEntry& message, int rank) {
   const std::string key = PositionKey(message.incarnation, message.number, rank);
   std::string previous;
   {

@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_NEWS_NEWS_LOG_H_
-#define DDP_COMM_NEWS_NEWS_LOG_H_
+#ifndef DDP_COMM_REPORTS_REPORT_LOG_H_
+#define DDP_COMM_REPORTS_REPORT_LOG_H_
 
 #include <cstdint>
 #include <functional>
@@ -11,17 +11,17 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "ddp/comm/news/deferred_writes.h"
-#include "ddp/comm/news/group_store.h"
-#include "ddp/comm/news/news_message.h"
-#include "ddp/comm/news/rank_position.h"
+#include "ddp/comm/meeting/group_store.h"
+#include "ddp/comm/reports/deferred_writes.h"
+#include "ddp/comm/reports/log_entry.h"
+#include "ddp/comm/reports/rank_position.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 
 namespace ddp::internal {
 
-// The log of a group in the store, and the thread that reads it. A group has one NewsLog, which it
-// keeps when it is formed again after a failure (a new incarnation).
+// The log of a group in the store, and the thread that reads it. A group has one ReportLog, which
+// it keeps when it is formed again after a failure (a new incarnation).
 //
 // Protocol. All ranks read one log. A rank appends an entry by compareSet: the log has the whole
 // entry or none of it. One multiSet then sets the wake keys of all ranks (a store without multiSet
@@ -32,7 +32,7 @@ namespace ddp::internal {
 // Thread-safe. Owns the thread "ddp-failure", which waits in a clone of the store. On Redis, all
 // clones of a store share one connection. On a TCPStore, the clone has a connection of its own.
 // While an exception unwinds a thread, another thread does its writes (see DeferredWrites).
-class NewsLog {
+class ReportLog {
  public:
   // The object that gets the entries of the log. Thread: "ddp-failure". The methods may throw what
   // the store throws; the thread then reads the entry again. They must not destroy the log.
@@ -49,14 +49,14 @@ class NewsLog {
 
   // Starts the thread. In a group of several ranks, first writes this process's identity into the
   // store (see StandingKey). Throws what the store throws. `reader` must outlive the log.
-  NewsLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupStore> watched,
-          const Membership& membership, Reader& reader);
+  ReportLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupStore> watched,
+            const Membership& membership, Reader& reader);
 
   // Ends and joins the thread: at once while the store answers, otherwise within a minute. Delivers
   // the writes that are queued. Never throws.
-  ~NewsLog();
-  NewsLog(const NewsLog&) = delete;
-  NewsLog& operator=(const NewsLog&) = delete;
+  ~ReportLog();
+  ReportLog(const ReportLog&) = delete;
+  ReportLog& operator=(const ReportLog&) = delete;
 
   // Starts an incarnation, in which this rank may have another number. Throws what the store
   // throws.
@@ -65,7 +65,7 @@ class NewsLog {
 
   // Appends `message` and wakes all ranks. Returns nullopt when the message is published, or an
   // earlier message of another rank that makes it superfluous. Throws what the store throws.
-  std::optional<NewsMessage> Append(const NewsMessage& message);
+  std::optional<LogEntry> Append(const LogEntry& message);
 
   // Runs `write` now, or, while an exception unwinds the calling thread, on "ddp-report". See
   // DeferredWrites::Run().
@@ -113,8 +113,8 @@ class NewsLog {
   void WatchStore(GroupStore& store);
   bool AwaitRetry(absl::Duration interval);
   bool ReadEntries(GroupStore& store, int rank);
-  void HandleMessage(GroupStore& store, const NewsMessage& message, int rank);
-  void AnswerWhere(GroupStore& store, const NewsMessage& message, int rank);
+  void HandleMessage(GroupStore& store, const LogEntry& message, int rank);
+  void AnswerWhere(GroupStore& store, const LogEntry& message, int rank);
 
   const std::shared_ptr<GroupStore> store_;
   Reader& reader_;
@@ -135,4 +135,4 @@ class NewsLog {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_NEWS_LOG_H_
+#endif  // DDP_COMM_REPORTS_REPORT_LOG_H_

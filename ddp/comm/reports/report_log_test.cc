@@ -1,4 +1,4 @@
-#include "ddp/comm/news/news_log.h"
+#include "ddp/comm/reports/report_log.h"
 
 #include <memory>
 #include <optional>
@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "ddp/comm/news/news_message.h"
-#include "ddp/comm/news/rank_position.h"
+#include "ddp/comm/reports/log_entry.h"
+#include "ddp/comm/reports/rank_position.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 #include "gmock/gmock.h"
@@ -28,7 +28,7 @@ using ::testing::Not;
 constexpr absl::Duration kDeadline = absl::Seconds(60);
 
 // Keeps the last failure, and is always at the same position.
-class RecordingReader : public NewsLog::Reader {
+class RecordingReader : public ReportLog::Reader {
  public:
   void OnFailureRead(int64_t incarnation, const GroupFailure& failure) override {
     MutexLock lock(mutex_);
@@ -56,13 +56,13 @@ struct Rank {
       : log(store, store->Clone(), membership, reader) {}
 
   RecordingReader reader;
-  NewsLog log;
+  ReportLog log;
 };
 
-class NewsLogTest : public ::testing::Test {
+class ReportLogTest : public ::testing::Test {
  protected:
-  static NewsMessage Failure(int rank, int64_t incarnation = 0) {
-    return {.kind = NewsMessage::Kind::kFailure,
+  static LogEntry Failure(int rank, int64_t incarnation = 0) {
+    return {.kind = LogEntry::Kind::kFailure,
             .incarnation = incarnation,
             .rank = rank,
             .reason = "disk full"};
@@ -71,7 +71,7 @@ class NewsLogTest : public ::testing::Test {
   const std::shared_ptr<FakeGroupStore> store_ = std::make_shared<FakeGroupStore>();
 };
 
-TEST_F(NewsLogTest, EveryRankReadsAnEntry) {
+TEST_F(ReportLogTest, EveryRankReadsAnEntry) {
   Rank zero(store_, {.rank = 0, .size = 2});
   Rank one(store_, {.rank = 1, .size = 2});
   EXPECT_EQ(zero.log.Append(Failure(0)), std::nullopt);
@@ -79,76 +79,76 @@ TEST_F(NewsLogTest, EveryRankReadsAnEntry) {
   EXPECT_EQ(one.reader.AwaitFailure(), "0: rank 0 failed: disk full");
 }
 
-TEST_F(NewsLogTest, OneReportOfAnIncarnationIsEnough) {
+TEST_F(ReportLogTest, OneReportOfAnIncarnationIsEnough) {
   store_->Set("log/0", Failure(1).Serialize());  // no rank has read it yet
   Rank zero(store_, {.rank = 0, .size = 2});
-  const std::optional<NewsMessage> earlier = zero.log.Append(Failure(0));
+  const std::optional<LogEntry> earlier = zero.log.Append(Failure(0));
   ASSERT_TRUE(earlier.has_value());
   EXPECT_EQ(earlier->rank, 1);
   EXPECT_EQ(zero.log.Append(Failure(0, 1)), std::nullopt) << "the next incarnation";
 }
 
 // An author died between the entry and the wake keys: the next author wakes the ranks for both.
-TEST_F(NewsLogTest, AnEntryWithoutWakeKeysIsRead) {
+TEST_F(ReportLogTest, AnEntryWithoutWakeKeysIsRead) {
   store_->Set("log/0", Failure(2).Serialize());
   Rank zero(store_, {.rank = 0, .size = 3});
   zero.log.Ping(1, 1, {2});
   EXPECT_EQ(zero.reader.AwaitFailure(), "0: rank 2 failed: disk full");
 }
 
-TEST_F(NewsLogTest, TheThreadAnswersForItsRank) {
+TEST_F(ReportLogTest, TheThreadAnswersForItsRank) {
   Rank zero(store_, {.rank = 0, .size = 3});
   Rank one(store_, {.rank = 1, .size = 3});
   zero.log.Ping(1, 4, {1, 2});
-  EXPECT_TRUE(store_->Wait(NewsLog::AliveKey(1, 4, 1), kDeadline));
+  EXPECT_TRUE(store_->Wait(ReportLog::AliveKey(1, 4, 1), kDeadline));
   const std::optional<int64_t> question = zero.log.AskWhere(0);
   ASSERT_TRUE(question.has_value());
-  const std::string key = NewsLog::PositionKey(0, *question, 1);
+  const std::string key = ReportLog::PositionKey(0, *question, 1);
   ASSERT_TRUE(store_->Wait(key, kDeadline));
   EXPECT_EQ(RankPosition::Parse(store_->Get(key))->launched, 7);
   EXPECT_EQ(one.log.AskWhere(0), std::nullopt) << "rank 0 has asked since";
-  EXPECT_FALSE(store_->Has({NewsLog::AliveKey(1, 4, 0)})) << "not asked";
+  EXPECT_FALSE(store_->Has({ReportLog::AliveKey(1, 4, 0)})) << "not asked";
 }
 
-TEST_F(NewsLogTest, ARankThatLeavesSaysSo) {
+TEST_F(ReportLogTest, ARankThatLeavesSaysSo) {
   Rank one(store_, {.rank = 1, .size = 2, .incarnation = 3});
-  EXPECT_EQ(store_->Get(NewsLog::StandingKey(1)).rfind("process ", 0), 0);
+  EXPECT_EQ(store_->Get(ReportLog::StandingKey(1)).rfind("process ", 0), 0);
   one.log.Leave(12);
   one.log.Leave(99);
-  EXPECT_EQ(store_->Get(NewsLog::StandingKey(1)), "left 3 12");
-  const auto gone = NewsLog::ParseGoneVerdict(store_->Get("renewal/4/verdict"));
+  EXPECT_EQ(store_->Get(ReportLog::StandingKey(1)), "left 3 12");
+  const auto gone = ReportLog::ParseGoneVerdict(store_->Get("renewal/4/verdict"));
   ASSERT_TRUE(gone.has_value());
   EXPECT_EQ(gone->rank, 1);
   EXPECT_EQ(gone->reason, "it has left the process group");
-  EXPECT_EQ(NewsLog::ParseGoneVerdict("met"), std::nullopt);
+  EXPECT_EQ(ReportLog::ParseGoneVerdict("met"), std::nullopt);
 }
 
 // Rank 0 is lost, and rank 1 goes on as the only rank: its thread listens under the new number.
-TEST_F(NewsLogTest, AnIncarnationMayHaveOtherMembers) {
+TEST_F(ReportLogTest, AnIncarnationMayHaveOtherMembers) {
   auto zero = std::make_unique<Rank>(store_, Membership{.rank = 0, .size = 2});
   Rank one(store_, {.rank = 1, .size = 2});
   zero.reset();
   one.log.Begin({.rank = 0, .size = 1, .incarnation = 1});
   EXPECT_EQ(one.log.membership().size, 1);
   one.log.Ping(2, 1, {0, 1});
-  EXPECT_TRUE(store_->Wait(NewsLog::AliveKey(2, 1, 0), kDeadline));
-  EXPECT_FALSE(store_->Has({NewsLog::AliveKey(2, 1, 1)}));
+  EXPECT_TRUE(store_->Wait(ReportLog::AliveKey(2, 1, 0), kDeadline));
+  EXPECT_FALSE(store_->Has({ReportLog::AliveKey(2, 1, 1)}));
   one.log.Begin({.rank = 2, .size = 4, .incarnation = 2});  // others joined
-  EXPECT_EQ(store_->Get(NewsLog::StandingKey(2)).rfind("process ", 0), 0);
+  EXPECT_EQ(store_->Get(ReportLog::StandingKey(2)).rfind("process ", 0), 0);
   one.log.Ping(3, 1, {2});
-  EXPECT_TRUE(store_->Wait(NewsLog::AliveKey(3, 1, 2), kDeadline));
+  EXPECT_TRUE(store_->Wait(ReportLog::AliveKey(3, 1, 2), kDeadline));
 }
 
-TEST_F(NewsLogTest, LeavesNoWakeKeys) {
+TEST_F(ReportLogTest, LeavesNoWakeKeys) {
   {
     Rank alone(store_, {});
     alone.log.Ping(1, 1, {0});
-    EXPECT_TRUE(store_->Wait(NewsLog::AliveKey(1, 1, 0), kDeadline));
+    EXPECT_TRUE(store_->Wait(ReportLog::AliveKey(1, 1, 0), kDeadline));
   }
   for (const std::string& key : store_->Keys()) EXPECT_NE(key.rfind("wake/", 0), 0) << key;
 }
 
-TEST_F(NewsLogTest, EndsWhenTheStoreIsLost) {
+TEST_F(ReportLogTest, EndsWhenTheStoreIsLost) {
   auto zero = std::make_unique<Rank>(store_, Membership{.rank = 0, .size = 2});
   store_->SetLost(true);
   EXPECT_ANY_THROW(zero->log.Append(Failure(0)));
@@ -156,13 +156,13 @@ TEST_F(NewsLogTest, EndsWhenTheStoreIsLost) {
 }
 
 // A destructor must not wait for the network while an exception unwinds its thread.
-TEST_F(NewsLogTest, AnUnwindingThreadDoesNotCallTheStore) {
+TEST_F(ReportLogTest, AnUnwindingThreadDoesNotCallTheStore) {
   Rank zero(store_, {.rank = 0, .size = 2});
   const std::thread::id unwinding = std::this_thread::get_id();
   try {
     Rank one(store_, {.rank = 1, .size = 2});
     struct Reporter {
-      NewsLog& log;
+      ReportLog& log;
       ~Reporter() {
         log.Run([this] { log.Append(Failure(1)); });
         log.Leave(0);
@@ -175,7 +175,7 @@ TEST_F(NewsLogTest, AnUnwindingThreadDoesNotCallTheStore) {
     EXPECT_THAT(store_->Callers(), Not(Contains(unwinding)));
   }
   EXPECT_EQ(zero.reader.AwaitFailure(), "0: rank 1 failed: disk full");
-  EXPECT_EQ(store_->Get(NewsLog::StandingKey(1)), "left 0 0");
+  EXPECT_EQ(store_->Get(ReportLog::StandingKey(1)), "left 0 0");
   EXPECT_THAT(store_->Keys(), Not(Contains("wake/1/0")));
 }
 

@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_NEWS_WAKE_SIGNAL_H_
-#define DDP_COMM_NEWS_WAKE_SIGNAL_H_
+#ifndef DDP_COMM_REPORTS_WAKE_SIGNAL_H_
+#define DDP_COMM_REPORTS_WAKE_SIGNAL_H_
 
 #include "absl/time/time.h"
 #include "base/clock.h"
@@ -40,4 +40,4 @@ class WakeSignal {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_NEWS_WAKE_SIGNAL_H_
+#endif  // DDP_COMM_REPORTS_WAKE_SIGNAL_H_

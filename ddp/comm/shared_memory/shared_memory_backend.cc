@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/host_group/group_entry.h"
 #include "ddp/comm/host_group/host_group.h"
-#include "ddp/comm/news/c10d_group_store.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
 #include "ddp/comm/shared_memory/batch_work.h"
 #include "ddp/comm/shared_memory/collective_engine.h"
 #include "ddp/comm/shared_memory/registered_memory.h"

@@ -23,7 +23,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "ddp/comm/host_group/futex.h"
-#include "ddp/comm/news/group_store.h"
+#include "ddp/comm/meeting/group_store.h"
 
 namespace ddp::internal {
 

@@ -12,8 +12,8 @@
 
 #include "ddp/comm/check/collective_check.h"
 #include "ddp/comm/communicator.h"
-#include "ddp/comm/news/c10d_group_store.h"
-#include "ddp/comm/news/failure_monitor.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/reducer/buckets/bucket_plan.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
 #include "gtest/gtest.h"

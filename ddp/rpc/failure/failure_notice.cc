@@ -6,14 +6,14 @@
 #include <glog/logging.h>
 
 #include "absl/time/time.h"
-#include "ddp/comm/news/news_message.h"
+#include "ddp/comm/reports/log_entry.h"
 
 namespace ddp::rpc::internal {
 
 using ddp::internal::GroupStore;
+using ddp::internal::LogEntry;
 using ddp::internal::Membership;
-using ddp::internal::NewsLog;
-using ddp::internal::NewsMessage;
+using ddp::internal::ReportLog;
 
 namespace {
 
@@ -28,21 +28,21 @@ FailureNotice::FailureNotice(std::shared_ptr<GroupStore> store, const Membership
   std::shared_ptr<GroupStore> watched = store->Clone();
   store->SetTimeout(kCommandTimeout);
   watched->SetTimeout(kCommandTimeout);
-  NewsLog::Reader& reader = *this;
-  news_ = std::make_unique<NewsLog>(std::move(store), std::move(watched), membership, reader);
+  ReportLog::Reader& reader = *this;
+  log_ = std::make_unique<ReportLog>(std::move(store), std::move(watched), membership, reader);
 }
 
-FailureNotice::~FailureNotice() { news_.reset(); }
+FailureNotice::~FailureNotice() { log_.reset(); }
 
 void FailureNotice::Report(const GroupFailure& failure) {
   if (!Set(failure)) return;
-  const NewsMessage message{.kind = NewsMessage::Kind::kFailure,
-                            .incarnation = 0,
-                            .rank = failure.rank,
-                            .reason = failure.reason};
-  news_->Run([this, message] {
+  const LogEntry message{.kind = LogEntry::Kind::kFailure,
+                         .incarnation = 0,
+                         .rank = failure.rank,
+                         .reason = failure.reason};
+  log_->Run([this, message] {
     try {
-      news_->Append(message);
+      log_->Append(message);
     } catch (const std::exception& error) {
       LOG(WARNING) << "could not tell the other workers that " << message.reason << ": "
                    << error.what();
@@ -54,10 +54,10 @@ FailureNotice::GroupFailure FailureNotice::ReportFound(const GroupFailure& failu
   if (const auto known = this->failure()) return *known;
   GroupFailure first = failure;
   try {
-    const std::optional<NewsMessage> earlier = news_->Append({.kind = NewsMessage::Kind::kFailure,
-                                                              .incarnation = 0,
-                                                              .rank = failure.rank,
-                                                              .reason = failure.reason});
+    const std::optional<LogEntry> earlier = log_->Append({.kind = LogEntry::Kind::kFailure,
+                                                          .incarnation = 0,
+                                                          .rank = failure.rank,
+                                                          .reason = failure.reason});
     if (earlier.has_value()) first = {.rank = earlier->rank, .reason = earlier->reason};
   } catch (const std::exception& error) {
     LOG(WARNING) << "could not tell the other workers that " << failure.reason << ": "
@@ -68,7 +68,7 @@ FailureNotice::GroupFailure FailureNotice::ReportFound(const GroupFailure& failu
 }
 
 void FailureNotice::TellFound(const GroupFailure& failure) {
-  news_->Run([this, failure] { (void)ReportFound(failure); });
+  log_->Run([this, failure] { (void)ReportFound(failure); });
 }
 
 std::optional<FailureNotice::GroupFailure> FailureNotice::failure() const {

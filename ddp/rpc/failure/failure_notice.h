@@ -6,18 +6,18 @@
 #include <optional>
 
 #include "base/mutex.h"
-#include "ddp/comm/news/group_store.h"
-#include "ddp/comm/news/news_log.h"
+#include "ddp/comm/meeting/group_store.h"
+#include "ddp/comm/reports/report_log.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 
 namespace ddp::rpc::internal {
 
 // The first failure among the workers of a generation. Every worker learns of it through the store
-// (NewsLog), whether or not a connection to the failed worker shows it.
+// (ReportLog), whether or not a connection to the failed worker shows it.
 //
-// Thread-safe. Free of LibTorch. The NewsLog has the thread "ddp-failure".
-class FailureNotice : private ddp::internal::NewsLog::Reader {
+// Thread-safe. Free of LibTorch. The ReportLog has the thread "ddp-failure".
+class FailureNotice : private ddp::internal::ReportLog::Reader {
  public:
   using GroupFailure = ddp::internal::GroupFailure;
 
@@ -53,7 +53,7 @@ class FailureNotice : private ddp::internal::NewsLog::Reader {
   const std::function<void(const GroupFailure&)> on_failure_;
   mutable Mutex mutex_;
   std::optional<GroupFailure> failure_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<ddp::internal::NewsLog> news_;  // last: its thread uses the others
+  std::unique_ptr<ddp::internal::ReportLog> log_;  // last: its thread uses the others
 };
 
 }  // namespace ddp::rpc::internal
