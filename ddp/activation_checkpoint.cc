@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -65,7 +66,7 @@ std::string Describe(const Tensors& tensors) {
   });
 }
 
-// The states of the GPUs' random generators that a segment may use.
+// The states of the accelerators' random generators that a segment may use.
 class RandomState {
  public:
   static RandomState Now(std::vector<at::Device> devices) {
@@ -143,7 +144,7 @@ class Autocast {
     bool enabled = false;
     at::ScalarType dtype = at::kFloat;
   };
-  Device devices_[2] = {{at::kCPU}, {at::kCUDA}};
+  Device devices_[2] = {{at::kCPU}, {at::getAccelerator().value_or(at::kCUDA)}};
   bool cache_ = true;
 };
 
@@ -205,7 +206,7 @@ struct Recomputation : torch::CustomClassHolder {
   Tensors parameters;  // leaves that require a gradient, each once; empty if reentrant
   bool repeats_random = false;
   RandomNumbers random;  // of the CPU
-  RandomState gpu_random;
+  RandomState device_random;
   Autocast autocast;
   std::vector<StatisticsRanks> ranks;  // of the layers that need them, in the order of the forward
   std::string outputs;                 // types and shapes of the forward's outputs
@@ -215,7 +216,7 @@ struct Recomputation : torch::CustomClassHolder {
   // StatisticsReplay.
   Tensors Run(const Tensors& inputs, Tensors* markers) const {
     const RandomReplay random_as_then(repeats_random ? &random : nullptr);
-    const Within<RandomState> as_then(gpu_random, RandomState::Now(gpu_random.devices()));
+    const Within<RandomState> as_then(device_random, RandomState::Now(device_random.devices()));
     const Within<Autocast> cast_as_then(autocast.WithoutCache(), Autocast::Now());
     const StatisticsReplay ranks_as_then(ranks, markers);
     Tensors again = Unique(function(inputs));
@@ -404,13 +405,13 @@ Tensors TrainableParameters(const Tensors& parameters) {
   return trainable;
 }
 
-// Returns the GPUs whose generators the segment may use, as far as its tensors show.
+// Returns the accelerators whose generators the segment may use, as far as its tensors show.
 std::vector<at::Device> RandomDevices(const CheckpointOptions& options, const Tensors& inputs) {
   if (!options.preserve_rng_state) return {};
   std::vector<at::Device> devices;
   for (const Tensors* tensors : {&inputs, &options.parameters()}) {
     for (const at::Tensor& tensor : *tensors) {
-      if (tensor.is_cuda() &&
+      if (at::isAccelerator(tensor.device().type()) &&
           std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
         devices.push_back(tensor.device());
       }
@@ -440,7 +441,7 @@ Tensors Run(const CheckpointOptions& options, Function function, const Tensors& 
   recomputation->function = std::move(function);
   recomputation->reentrant = options.use_reentrant;
   recomputation->repeats_random = options.preserve_rng_state;
-  recomputation->gpu_random = RandomState::Now(RandomDevices(options, inputs));
+  recomputation->device_random = RandomState::Now(RandomDevices(options, inputs));
   recomputation->autocast = Autocast::Now();
   const Tensors outputs = CheckpointFunction::apply(
       at::TensorList(inputs), at::TensorList(recomputation->parameters), recomputation);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/DeviceAccelerator.h>
+
 #include "absl/strings/str_cat.h"
 #include "base/environment.h"
 #include "ddp/common/error.h"
@@ -25,7 +27,10 @@ constexpr char kSmallLastBucket[] = "DDP_SET_LAST_BUCKET_CAP";
 
 bool IsSet(const char* variable) { return EnvironmentVariable(variable) == "1"; }
 
-at::Device Gpu(int index) { return {at::kCUDA, static_cast<at::DeviceIndex>(index)}; }
+// Returns device `index` of the accelerator that this process has; without one, a GPU.
+at::Device Accelerator(int index) {
+  return {at::getAccelerator().value_or(at::kCUDA), static_cast<at::DeviceIndex>(index)};
+}
 
 bool CastsInputs(const DistributedDataParallelOptions& options) {
   return options.mixed_precision.has_value() && options.mixed_precision->param_dtype.has_value() &&
@@ -124,7 +129,7 @@ void CheckPlacement(const DistributedDataParallelOptions& options, const ModelTe
   const int wanted = options.device_ids.front();
   for (const NamedTensor& item : tensors.parameters) {
     const at::Device device = item.tensor.device();
-    if (device == Gpu(wanted)) continue;
+    if (device == Accelerator(wanted)) continue;
     throw ConfigurationError(absl::StrCat(
         "device_ids={", wanted, "}, but parameter ", item.name, " is on ", device.str(),
         ": leave device_ids empty for a module on the CPU, or move the module there"));
@@ -137,13 +142,14 @@ bool PlacesInputs(const DistributedDataParallelOptions& options) {
 
 at::Tensor PlaceInput(const DistributedDataParallelOptions& options, const at::Tensor& input) {
   at::Tensor placed = input;
-  if (!options.device_ids.empty()) placed = CopyToDevice(input, Gpu(options.device_ids.front()));
+  if (!options.device_ids.empty())
+    placed = CopyToDevice(input, Accelerator(options.device_ids.front()));
   if (CastsInputs(options)) placed = CastInput(placed, *options.mixed_precision->param_dtype);
   return placed;
 }
 
 at::Tensor PlaceOutput(const DistributedDataParallelOptions& options, const at::Tensor& output) {
-  return output.to(Gpu(*options.output_device));
+  return output.to(Accelerator(*options.output_device));
 }
 
 std::vector<Reducer::Parameter> ReducedParameters(const DistributedDataParallelOptions& options,

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -261,7 +262,7 @@ void TracedModuleBase::AppendState(std::vector<int64_t>& key) const {
   for (const auto& module : modules_) key.push_back(module->is_training());
   for (const NamedState& item : state_) AppendTensor(item.tensor, key);
   key.push_back(at::autocast::is_autocast_enabled(at::kCPU));
-  key.push_back(at::autocast::is_autocast_enabled(at::kCUDA));
+  key.push_back(at::autocast::is_autocast_enabled(at::getAccelerator().value_or(at::kCUDA)));
 }
 
 // convert_sync_batchnorm() may have come after the constructor.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -31,7 +32,7 @@ class OwnDerivatives {
 
 bool IsAutocastOn() {
   return at::autocast::is_autocast_enabled(at::kCPU) ||
-         at::autocast::is_autocast_enabled(at::kCUDA);
+         at::autocast::is_autocast_enabled(at::getAccelerator().value_or(at::kCUDA));
 }
 
 class GraphExecutorBackend final : public PieceBackend {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/equal.h>
@@ -258,7 +259,7 @@ class GeneratorsGuard {
   explicit GeneratorsGuard(const std::vector<NamedState>& state) {
     Save(at::Device(at::kCPU));
     for (const NamedState& item : state) {
-      if (item.tensor.is_cuda()) Save(item.tensor.device());
+      if (at::isAccelerator(item.tensor.device().type())) Save(item.tensor.device());
     }
   }
   ~GeneratorsGuard() {

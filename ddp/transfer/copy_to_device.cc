@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <string>
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -19,7 +20,7 @@ bool UseSideStream() {
 
 at::Tensor CopyToDevice(const at::Tensor& tensor, at::Device device) {
   if (tensor.device() == device) return tensor;
-  if (!device.is_cuda() || !tensor.is_cpu() || !UseSideStream()) {
+  if (!at::isAccelerator(device.type()) || !tensor.is_cpu() || !UseSideStream()) {
     return tensor.to(device, /*non_blocking=*/true);
   }
   const c10::impl::VirtualGuardImpl streams(device.type());

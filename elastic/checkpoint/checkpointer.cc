@@ -12,6 +12,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/headeronly/version.h>
 #include <torch/nn/module.h>
@@ -99,16 +100,18 @@ absl::Duration PatienceOf(const Checkpointer::Options& options) {
 
 // A random generator of the rank and its kind, from which RngName() makes the name of its state.
 struct NamedGenerator {
-  std::string kind;  // "cpu", "cuda"
+  std::string kind;  // "cpu", or LibTorch's name of the accelerator, such as "cuda"
   at::Generator generator;
 };
 
-// Returns the generators of this process: the CPU's and, with CUDA, the current device's.
+// Returns the generators of this process: the CPU's and, with an accelerator, its current
+// device's.
 std::vector<NamedGenerator> Generators() {
   std::vector<NamedGenerator> generators = {{"cpu", at::detail::getDefaultCPUGenerator()}};
-  if (at::globalContext().hasCUDA()) {
-    const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
-    generators.push_back({"cuda", at::globalContext().defaultGenerator(guard.getDevice())});
+  if (const auto type = at::getAccelerator()) {
+    const c10::impl::VirtualGuardImpl guard(*type);
+    generators.push_back({c10::DeviceTypeName(*type, /*lower_case=*/true),
+                          at::globalContext().defaultGenerator(guard.getDevice())});
   }
   return generators;
 }
