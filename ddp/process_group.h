@@ -61,10 +61,11 @@ struct ProcessGroupOptions {
 
   // "shm" (tensors on the CPU, all ranks on one host, through shared memory), "hierarchical" (CPU,
   // several hosts: shared memory inside a host, Gloo between hosts), "gloo" (CPU), "nccl" (on GPUs;
-  // needs a build with --config=cuda), or empty. Empty: the name in the environment variable
-  // DDP_BACKEND. Where that is unset or empty: nccl where this program has it and sees a GPU; else
-  // shm for ranks of one host that can share memory; else hierarchical where a host has several
-  // ranks; else gloo.
+  // needs a build with --config=cuda), "nccl-legacy" (the older of the two engines that LibTorch
+  // has from 2.15 on; TORCH_DIST_USE_NCCL2=0 makes "nccl" mean it, as in PyTorch), or empty. Empty:
+  // the name in the environment variable DDP_BACKEND. Where that is unset or empty: nccl where this
+  // program has it and sees a GPU; else shm for ranks of one host that can share memory; else
+  // hierarchical where a host has several ranks; else gloo.
   DDP_OPTION(backend, std::string) = {};
 
   // With the backend hierarchical: true: sums are taken in one balanced binary tree over the ranks

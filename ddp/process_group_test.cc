@@ -597,8 +597,10 @@ RANK_TEST(ProcessGroupTest, ARankIsEarlyWithTheNextGroup, InBothStores({2})) {
 
 RANK_TEST(ProcessGroupTest, AnUnknownBackendInTheEnvironmentIsRefused,
           InBothStores({.world_size = 1, .environment = {{"DDP_BACKEND", "mpi"}}})) {
-  EXPECT_THAT(ErrorOf<ConfigurationError>([] { init_process_group(); }),
-              HasSubstr("backend \"mpi\" is unknown; there are shm, hierarchical, gloo and nccl"));
+  EXPECT_THAT(
+      ErrorOf<ConfigurationError>([] { init_process_group(); }),
+      HasSubstr(
+          "backend \"mpi\" is unknown; there are shm, hierarchical, gloo, nccl and nccl-legacy"));
 }
 
 RANK_TEST(ProcessGroupTest, MonitoredBarrierNamesTheMissing, InBothStores({4})) {

@@ -207,15 +207,24 @@ class SharedMemoryFactory : public BackendFactory {
 
 class NcclFactory : public BackendFactory {
  public:
+  explicit NcclFactory(bool legacy) : legacy_(legacy) {}
+
   ConnectedBackend Connect(const BackendSite& site) override {
     const Membership& self = site.membership;
     const at::Device gpu = GpuOf(self);
     TellOfRenumberedDevice(self, gpu.index());
-    auto nccl = MakeNcclBackend(
-        PartOf(site.store, kNccl, self.incarnation),
-        {.rank = self.rank, .size = self.size, .device = gpu.index(), .timeout = site.timeout});
+    auto nccl = MakeNcclBackend(PartOf(site.store, kNccl, self.incarnation),
+                                {.rank = self.rank,
+                                 .size = self.size,
+                                 .device = gpu.index(),
+                                 .timeout = site.timeout,
+                                 .connect_timeout = site.connect_timeout,
+                                 .legacy = legacy_});
     return Describe(std::move(nccl), kNccl, gpu);
   }
+
+ private:
+  const bool legacy_;
 };
 
 class OwnFactory : public BackendFactory {
@@ -255,7 +264,9 @@ std::shared_ptr<BackendFactory> MakeHierarchicalFactory(bool deterministic) {
   return std::make_shared<HierarchicalFactory>(/*falls_back=*/false, deterministic);
 }
 
-std::shared_ptr<BackendFactory> MakeNcclFactory() { return std::make_shared<NcclFactory>(); }
+std::shared_ptr<BackendFactory> MakeNcclFactory(bool legacy) {
+  return std::make_shared<NcclFactory>(legacy);
+}
 
 std::shared_ptr<BackendFactory> MakeOwnFactory(OwnBackendMaker make) {
   return std::make_shared<OwnFactory>(std::move(make));
@@ -263,15 +274,17 @@ std::shared_ptr<BackendFactory> MakeOwnFactory(OwnBackendMaker make) {
 
 std::shared_ptr<BackendFactory> MakeFactoryOf(const std::string& name, bool deterministic) {
   if (name.empty()) {
-    return VisibleCudaDevices() > 0 ? MakeNcclFactory()
+    return VisibleCudaDevices() > 0 ? MakeNcclFactory(/*legacy=*/false)
                                     : MakeSharedMemoryFactory(/*falls_back=*/true, deterministic);
   }
   if (name == kShared) return MakeSharedMemoryFactory(/*falls_back=*/false, deterministic);
   if (name == kHierarchical) return MakeHierarchicalFactory(deterministic);
   if (name == kGloo) return MakeGlooFactory();
-  if (name == kNccl) return MakeNcclFactory();
-  throw ConfigurationError(absl::StrCat(
-      "backend \"", name, "\" is unknown; there are shm, hierarchical, gloo and nccl"));
+  if (name == kNccl) return MakeNcclFactory(/*legacy=*/false);
+  if (name == "nccl-legacy") return MakeNcclFactory(/*legacy=*/true);
+  throw ConfigurationError(
+      absl::StrCat("backend \"", name,
+                   "\" is unknown; there are shm, hierarchical, gloo, nccl and nccl-legacy"));
 }
 
 }  // namespace ddp::internal

@@ -61,7 +61,7 @@ std::shared_ptr<BackendFactory> MakeHierarchicalFactory(bool deterministic = tru
 
 // Return a factory of LibTorch's own backends. A group of one has no Gloo.
 std::shared_ptr<BackendFactory> MakeGlooFactory();
-std::shared_ptr<BackendFactory> MakeNcclFactory();
+std::shared_ptr<BackendFactory> MakeNcclFactory(bool legacy = false);  // see NcclBackendOptions
 
 // Returns a factory of backends that the program makes. `make` gets a part of the group's store for
 // this backend alone. Connect() throws ConfigurationError when `make` returns null, or a backend of
@@ -69,9 +69,9 @@ std::shared_ptr<BackendFactory> MakeNcclFactory();
 using OwnBackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendSite&)>;
 std::shared_ptr<BackendFactory> MakeOwnFactory(OwnBackendMaker make);
 
-// Returns the factory of "shm", "hierarchical", "gloo" or "nccl". An empty name: nccl where this
-// program has it and sees a GPU, else shm for ranks of one host, else hierarchical where a host has
-// several ranks, else gloo. Throws ConfigurationError for another name.
+// Returns the factory of "shm", "hierarchical", "gloo", "nccl" or "nccl-legacy". An empty name:
+// nccl where this program has it and sees a GPU, else shm for ranks of one host, else hierarchical
+// where a host has several ranks, else gloo. Throws ConfigurationError for another name.
 std::shared_ptr<BackendFactory> MakeFactoryOf(const std::string& name, bool deterministic = true);
 
 }  // namespace ddp::internal

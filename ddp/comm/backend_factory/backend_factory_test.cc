@@ -52,8 +52,10 @@ TEST_F(BackendFactoryTest, AGroupOfOneNeedsNoGloo) {
 }
 
 TEST_F(BackendFactoryTest, AnUnknownNameIsRefused) {
-  EXPECT_THAT(ErrorOf([] { MakeFactoryOf("mpi"); }),
-              HasSubstr("backend \"mpi\" is unknown; there are shm, hierarchical, gloo and nccl"));
+  EXPECT_THAT(
+      ErrorOf([] { MakeFactoryOf("mpi"); }),
+      HasSubstr(
+          "backend \"mpi\" is unknown; there are shm, hierarchical, gloo, nccl and nccl-legacy"));
 }
 
 TEST_F(BackendFactoryTest, AProgramsBackendNamesItself) {
