@@ -233,7 +233,15 @@ void WakeSleepers(MemberRow& row) {
 }  // namespace
 
 void HostGroup::Notify() {
+  NotifyIf([] { return true; });
+}
+
+void HostGroup::Notify(int member) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  WakeSleepers(segment_->row(member));
+}
+
+void HostGroup::WakeAll() {
   for (int member = 0; member < size_; ++member) WakeSleepers(segment_->row(member));
 }
 

@@ -128,9 +128,18 @@ class HostGroup {
   // The function may be called after the destruction of the group. It keeps the memory mapped.
   std::function<bool()> BoardIsGone(int member, uint64_t number) const;
 
-  // Wakes the sleeping threads of all members, because words of this member have changed. Call it
-  // after the store.
+  // Wakes the sleeping threads of all members, or of one, because words of this member have
+  // changed. Call it after the store.
   void Notify();
+  void Notify(int member);
+  // As Notify(), when `all()` says that the words of all members have changed, for which the
+  // sleepers wait. Of the members that call it, the last one sees the words of all. So one member
+  // wakes the others, each once.
+  template <typename All>
+  void NotifyIf(const All& all) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (all()) WakeAll();
+  }
   // As Notify(), for the threads of this member alone. The last change before the call must be a
   // read-modify-write operation, with memory_order_seq_cst, of a word that the sleepers' `done`
   // reads: it takes the place of the fence in Notify().
@@ -184,6 +193,7 @@ class HostGroup {
   // Ends the group in the handler of a signal that ends this process.
   static void TellOfDeath(void* group);
   void RingAll();
+  void WakeAll();
   // Reads the marks of the kernel. Returns true when the group has ended.
   bool NoticeEnds();
   static std::atomic<uint32_t>& LifeWord(MemberRow& row);

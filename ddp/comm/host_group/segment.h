@@ -41,6 +41,8 @@ struct SegmentHeader {
   uint64_t magic = 0;
   uint32_t size = 0;
   std::atomic<uint32_t> end;  // GroupEnd in the low byte, the member above it
+  // The signals without a header that all members together have given. See CollectiveEngine.
+  alignas(64) std::atomic<uint64_t> arrivals;
 };
 
 // Where all data of a member are at the start of a collective.

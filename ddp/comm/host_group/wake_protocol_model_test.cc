@@ -24,7 +24,13 @@ namespace {
 
 constexpr int kMost = 3;
 
-// ---- HostGroup::Sleep() and Notify(): members that meet in barriers.
+// ---- HostGroup::Sleep(), Notify() and NotifyIf(): members that meet in barriers.
+
+enum class Notifier : uint8_t {
+  kEach,     // Notify(): each member
+  kLast,     // NotifyIf() after a store: a member that sees the words of all
+  kCounter,  // NotifyIf() after an addition to one word of all members
+};
 
 enum class SleepDefect : uint8_t {
   kNone,
@@ -54,8 +60,8 @@ struct SleepState {
 
 class SleepModel {
  public:
-  SleepModel(int size, int rounds, SleepDefect defect)
-      : size_(size), rounds_(static_cast<uint8_t>(rounds)), defect_(defect) {}
+  SleepModel(int size, int rounds, Notifier notifier, SleepDefect defect)
+      : size_(size), rounds_(static_cast<uint8_t>(rounds)), notifier_(notifier), defect_(defect) {}
 
   template <typename Emit>
   std::string Next(const SleepState& state, const Emit& emit) const {
@@ -95,6 +101,13 @@ class SleepModel {
     return defect_ == SleepDefect::kBellAfterCheck ? kBell : kBlock;
   }
 
+  // Returns true when a member sees that all have given the signal of its round.
+  bool SeesAll(const SleepState& state, const SleepState::Member& me, int round) const {
+    return std::all_of(state.members, state.members + size_, [&](const auto& other) {
+      return (&other == &me ? other.stored : other.word) > round;
+    });
+  }
+
   // One step of a member. False: the member waits.
   bool Advance(SleepState& state, int number) const {
     SleepState::Member& me = state.members[number];
@@ -104,12 +117,14 @@ class SleepModel {
       case kStore:
         if (me.round == rounds_) return false;
         if (defect_ != SleepDefect::kNotifyBeforeStore) ++me.stored;
+        if (notifier_ == Notifier::kCounter) me.word = me.stored;
         me.to = 0;
         me.at = kFence;
         return true;
       case kFence:
         if (!flushed && defect_ != SleepDefect::kNoFenceInNotify) return false;
         me.at = kLook;
+        if (notifier_ != Notifier::kEach && !SeesAll(state, me, me.round)) me.to = size_;
         return true;
       case kLook:
         if (me.to == size_) {
@@ -141,9 +156,7 @@ class SleepModel {
         me.at = AfterBell();
         return true;
       case kCheck:
-        me.done = std::all_of(state.members, state.members + size_, [&](const auto& other) {
-          return (&other == &me ? other.stored : other.word) > me.round;
-        });
+        me.done = SeesAll(state, me, me.round) ? 1 : 0;
         me.at = AfterCheck();
         return true;
       case kBlock:
@@ -166,21 +179,31 @@ class SleepModel {
 
   const int size_;
   const uint8_t rounds_;
+  const Notifier notifier_;
   const SleepDefect defect_;
 };
 
 TEST(WakeProtocolModelTest, NoSleeperMissesANotification) {
-  for (const auto& [size, rounds] : {std::pair(2, 4), std::pair(3, 2)}) {
-    const Exploration found = Explore(SleepModel(size, rounds, SleepDefect::kNone), SleepState{});
-    EXPECT_EQ(found.violation, "");
-    std::cout << size << " members, " << rounds << " rounds: " << found.states << " states\n";
+  for (const Notifier notifier : {Notifier::kEach, Notifier::kLast, Notifier::kCounter}) {
+    for (const auto& [size, rounds] : {std::pair(2, 4), std::pair(3, 2)}) {
+      const SleepModel model(size, rounds, notifier, SleepDefect::kNone);
+      const Exploration found = Explore(model, SleepState{});
+      EXPECT_EQ(found.violation, "");
+      std::cout << size << " members, " << rounds << " rounds: " << found.states << " states\n";
+    }
   }
 }
 
 TEST(WakeProtocolModelTest, TheSleepModelFindsEveryDefect) {
   for (int i = 1; i <= static_cast<int>(SleepDefect::kSleepWithoutCompare); ++i) {
-    const SleepModel model(2, 2, static_cast<SleepDefect>(i));
-    EXPECT_EQ(Explore(model, SleepState{}).violation, "all wait for ever") << i;
+    for (const Notifier notifier : {Notifier::kEach, Notifier::kLast, Notifier::kCounter}) {
+      // An addition to the counter is a fence.
+      const auto defect = static_cast<SleepDefect>(i);
+      if (notifier == Notifier::kCounter && defect == SleepDefect::kNoFenceInNotify) continue;
+      EXPECT_EQ(Explore(SleepModel(2, 2, notifier, defect), SleepState{}).violation,
+                "all wait for ever")
+          << i << " " << static_cast<int>(notifier);
+    }
   }
 }
 

@@ -335,34 +335,42 @@ HostGroup::Nap CollectiveEngine::OnWake() {
 // ---- The protocol.
 
 bool CollectiveEngine::AllSignalled(const Awaited& awaited) const {
-  if (seen_.load(std::memory_order_acquire) >= awaited.signal) return true;
-  for (int member = 0; member < size_; ++member) {
-    const MemberRow& row = group_->segment().row(member);
-    const auto& word = awaited.half < 0 ? row.signals : row.announcements[awaited.half].signal;
-    if (word.load(std::memory_order_acquire) < awaited.signal) return false;
+  if (awaited.half < 0) {
+    const auto& arrivals = group_->segment().header().arrivals;
+    return arrivals.load(std::memory_order_acquire) >= awaited.number;
   }
-  seen_.store(awaited.signal, std::memory_order_release);
+  if (seen_.load(std::memory_order_acquire) >= awaited.number) return true;
+  for (int step = 1; step <= size_; ++step) {  // from the next member on: each has another order
+    const MemberRow& row = group_->segment().row((member_ + step) % size_);
+    const auto& word = row.announcements[awaited.half].signal;
+    if (word.load(std::memory_order_acquire) < awaited.number) return false;
+  }
+  seen_.store(awaited.number, std::memory_order_release);
   return true;
 }
 
-// Gives a signal. It announces the header of a half when `announced` is one.
-CollectiveEngine::Awaited CollectiveEngine::Signal(int announced) {
+// Gives a signal that announces no header.
+CollectiveEngine::Awaited CollectiveEngine::Signal() {
+  const Segment& segment = group_->segment();
+  segment.row(member_).signals.store(++signals_, std::memory_order_release);
+  const Awaited awaited = {.number = arrivals_ += size_};
+  segment.header().arrivals.fetch_add(1, std::memory_order_seq_cst);
+  group_->NotifyIf([&] { return AllSignalled(awaited); });
+  return awaited;
+}
+
+// Gives the signal that announces the header of this half.
+CollectiveEngine::Awaited CollectiveEngine::SignalHeader() {
   MemberRow& row = group_->segment().row(member_);
-  ++signals_;
-  if (announced >= 0) {
-    row.announcements[announced].signal.store(signals_, std::memory_order_release);
-  }
-  row.signals.store(signals_, std::memory_order_release);
-  group_->Notify();
-  return {.signal = signals_, .half = announced};
+  row.signals.store(++signals_, std::memory_order_release);
+  row.announcements[half()].signal.store(signals_, std::memory_order_release);
+  const Awaited awaited = {.number = signals_, .half = half()};
+  group_->NotifyIf([&] { return AllSignalled(awaited); });
+  return awaited;
 }
 
 void CollectiveEngine::Advance(Finished& finished) {
-  const bool moved = mailboxes_.Advance(finished);
-  if (moved) {
-    epoch_.fetch_add(1, std::memory_order_seq_cst);
-    group_->Notify();
-  }
+  if (mailboxes_.Advance(finished)) epoch_.fetch_add(1, std::memory_order_seq_cst);
   AdvanceCollectives(finished);
   AdvanceAsides(finished);
   FailBroken(finished);
@@ -407,7 +415,7 @@ bool CollectiveEngine::Step(Operation& operation) {
   using State = Operation::State;
   if (!broken_.ok()) return false;
   if (operation.state == State::kEnter) {
-    operation.await = {.signal = fill_signal_};
+    operation.await = filled_;
     // Another member may have given up the very collective that this one would begin.
     if (group_->ended()) return false;
   }
@@ -463,8 +471,7 @@ void CollectiveEngine::Enter(Operation& operation) {
       .registered = registered};
   if (filled) Fill(operation, 0, DataOf(member_, half()));
   operation.announced = half();
-  operation.await = Signal(half());
-  fill_signal_ = signals_;
+  operation.await = filled_ = SignalHeader();
   operation.state = Operation::State::kAgree;
 }
 
@@ -513,8 +520,7 @@ void CollectiveEngine::FillRound(Operation& operation) {
   ++round_;
   Fill(operation, operation.next * operation.piece, group_->segment().staging(member_, half()));
   ++operation.next;
-  operation.await = Signal();
-  fill_signal_ = signals_;
+  operation.await = filled_ = Signal();
   operation.state = Operation::State::kTake;
 }
 
@@ -583,7 +589,7 @@ void CollectiveEngine::GatherSlices(Operation& operation) {
 void CollectiveEngine::FinishRound(Operation& operation) {
   if (operation.next < operation.rounds) {
     operation.state = Operation::State::kFill;
-    operation.await = {.signal = fill_signal_};
+    operation.await = filled_;
     return;
   }
   operation.complete = true;
@@ -692,10 +698,10 @@ bool CollectiveEngine::ReduceInPlace(const Operation& operation) {
 
 // ---- Failures.
 
-std::string CollectiveEngine::Missing(uint64_t number) const {
+std::string CollectiveEngine::Missing() const {
   std::vector<std::string> missing;
   for (int member = 0; member < size_; ++member) {
-    if (group_->segment().row(member).signals.load(std::memory_order_acquire) < number) {
+    if (group_->segment().row(member).signals.load(std::memory_order_acquire) < signals_) {
       missing.push_back(absl::StrCat(member));
     }
   }
@@ -739,7 +745,7 @@ void CollectiveEngine::FailLate(Finished& finished) {
     return Break(absl::UnavailableError("a message was given up"), finished);
   }
   if (!queue_.empty() && now_ns >= queue_.front()->deadline_ns) {
-    const std::string missing = Missing(queue_.front()->await.signal);
+    const std::string missing = Missing();
     return Break(
         absl::DeadlineExceededError(
             missing.empty() ? std::string("Timed out: the ranks are in different collectives")

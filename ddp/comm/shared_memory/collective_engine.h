@@ -63,8 +63,9 @@ struct CollectiveRequest {
 // order. Messages are apart: see Mailboxes.
 //
 // Method. Every collective goes in rounds. In a round each member copies a piece of its input into
-// its staging buffer, gives a signal (it raises its counter in its row), waits for the signals of
-// the others, and takes what it needs out of their buffers. The two halves of a buffer take turns:
+// its staging buffer, gives a signal (it raises a counter of all members), waits for the signals of
+// the others, and takes what it needs out of their buffers. The member that gives a signal last
+// wakes the others. The two halves of a buffer take turns:
 // before a member fills a half again it has seen every member's signal of the round between, which
 // each gave after it had read the half. When the inputs lie in arenas, members read them there, and
 // an all-reduce reduces them where they lie: member r reduces slice r in the memory of all members.
@@ -144,10 +145,10 @@ class CollectiveEngine {
 
  private:
   struct Operation;
-  // A signal of all members. `half`: the signal announces the headers of this half; -1: it
-  // announces no headers.
+  // A signal of all members. `half`: the signal with this number announces the headers of this
+  // half; -1: it announces no headers, and the members have arrived this many times.
   struct Awaited {
-    uint64_t signal = 0;
+    uint64_t number = 0;
     int half = -1;
   };
   using Finished = Mailboxes::Finished;
@@ -199,10 +200,11 @@ class CollectiveEngine {
   bool ReduceInPlace(const Operation& operation);
   const std::byte* DirectSource(const Operation& operation, int member, int part) const;
 
-  Awaited Signal(int announced = -1) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Awaited Signal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Awaited SignalHeader() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AllSignalled(const Awaited& awaited) const;
   int half() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return static_cast<int>(round_ & 1); }
-  std::string Missing(uint64_t number) const;
+  std::string Missing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndStatus() const;
   bool NeedsMember() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailBroken(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -220,16 +222,17 @@ class CollectiveEngine {
   std::atomic<int> calling_{0};     // threads that have complete operations, and call their `done`
   std::atomic<bool> asleep_{true};  // the group's thread must be kicked
   std::atomic<uint64_t> started_{0};
-  mutable std::atomic<uint64_t> seen_{0};  // a signal that all members have given
+  mutable std::atomic<uint64_t> seen_{0};  // a signal of headers that all members have given
   std::atomic<bool> exposed_{false};  // a failed operation's memory may still be written by others
 
   Mutex mutex_;
   std::deque<std::unique_ptr<Operation>> queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<AsideOperation> asides_ ABSL_GUARDED_BY(mutex_);
   Mailboxes mailboxes_ ABSL_GUARDED_BY(mutex_);
-  uint64_t round_ ABSL_GUARDED_BY(mutex_) = 0;        // of all collectives
-  uint64_t signals_ ABSL_GUARDED_BY(mutex_) = 0;      // that this member has given
-  uint64_t fill_signal_ ABSL_GUARDED_BY(mutex_) = 0;  // the one of the last filling
+  uint64_t round_ ABSL_GUARDED_BY(mutex_) = 0;     // of all collectives
+  uint64_t signals_ ABSL_GUARDED_BY(mutex_) = 0;   // that this member has given
+  uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;  // those without a header, of all members
+  Awaited filled_ ABSL_GUARDED_BY(mutex_);         // the signal of the last filling
   bool hurried_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t seen_started_ ABSL_GUARDED_BY(mutex_) = 0;
   int idle_naps_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -186,7 +186,7 @@ void InPlaceChannel::Begin(double factor) {
 void InPlaceChannel::PublishWord(int array, uint64_t word) {
   in_pass_ = true;
   WordOf(*BoardOf(member_), array).store(OfPass(pass_, word), std::memory_order_release);
-  group_->Notify();
+  group_->NotifyIf([&] { return AllPublished(array); });
   Help(kLookAhead);
   waiting_.push_back(array);
 }
@@ -316,7 +316,7 @@ bool InPlaceChannel::Advance() {
     if (!AllBoardsFound() || !waiting_.empty() || group_->ended()) return false;
     arrived_.store(true, std::memory_order_release);
     const_cast<Board*>(BoardOf(member_))->arrivals.store(pass_, std::memory_order_release);
-    group_->Notify();
+    group_->NotifyIf([this] { return AllArrived(); });
   }
   if (!AllArrived()) return false;
   in_pass_ = false;

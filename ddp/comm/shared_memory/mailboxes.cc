@@ -51,12 +51,16 @@ void Mailboxes::Receive(int from, uint64_t tag, std::span<std::byte> data, int* 
 }
 
 bool Mailboxes::Advance(Finished& finished) {
-  moved_ = false;
+  bool moved = false;
   for (int member = 0; member < group_->size(); ++member) {
+    moved_ = false;
     if (!outgoing_[member].empty()) AdvanceSends(member, finished);
     if (!receives_.empty()) AdvanceReceives(member, finished);
+    if (!moved_) continue;
+    moved = true;
+    group_->Notify(member);
   }
-  return moved_;
+  return moved;
 }
 
 void Mailboxes::AdvanceSends(int to, Finished& finished) {

@@ -46,8 +46,8 @@ class Mailboxes {
   void Receive(int from, uint64_t tag, std::span<std::byte> data, int* source, int64_t deadline_ns,
                Done done);
 
-  // Moves as many bytes as is possible without waiting. Adds the functions of complete messages.
-  // Returns true when something has moved.
+  // Moves as many bytes as is possible without waiting, and notifies the members at the other ends.
+  // Adds the functions of complete messages. Returns true when something has moved.
   bool Advance(Finished& finished);
 
   // Fails the messages for which a member that has left would be needed, and those that are late at

@@ -8,9 +8,9 @@
 //   - a member reads the header or the data of another round, or of a slice that is not added yet;
 //   - all members wait.
 //
-// A signal that announces a header is stored in two words, one after the other: the word beside the
-// header, which the first wait reads, and the member's counter, which the other waits read. A
-// member does not look again for a signal that it has seen from all.
+// A signal that announces a header is a number in the word beside the header. Every other signal
+// is one more arrival in a counter of all members. A member does not look again for an announcement
+// that it has seen from all.
 //
 // The model is sequentially consistent. The engine may assume as much: each access to memory of
 // another member is ordered by a signal, a store with release that the reader loads with acquire.
@@ -74,8 +74,8 @@ struct Step {
     kTouch,        // b: content: this member's slice of all tensors
     kCheck,        // b: content: the caller reads this member's tensor
     kAnnounce,     // a: half, b: number: the word beside the header
-    kSignal,       // the counter
-    kAwait,        // a: number, b: the half whose word is read, or kCounter
+    kSignal,       // one more arrival
+    kAwait,        // a: number, b: the half whose word is read, or kCounter: of arrivals
   };
   Do what;
   uint8_t a = 0;
@@ -91,11 +91,11 @@ struct Region {
 };
 
 struct State {
-  uint8_t at[kMost] = {};      // the next step
-  uint8_t midway[kMost] = {};  // the step has begun
-  uint8_t signals[kMost] = {};
+  uint8_t at[kMost] = {};            // the next step
+  uint8_t midway[kMost] = {};        // the step has begun
+  uint8_t arrivals = 0;              // of all members
   uint8_t announced[kMost][2] = {};  // the words beside the headers
-  uint8_t seen[kMost] = {};          // the last signal that the member has seen from all
+  uint8_t seen[kMost] = {};          // the last announcement that the member has seen from all
   Region header[kMost][2];
   Region buffer[kMost][2][kMost];  // member, half, slice
   Region tensor[kMost][kMost];     // member, slice
@@ -119,16 +119,19 @@ class Script {
   uint8_t half() const { return mutation_ == Mutation::kOneHalf ? 0 : round_ & 1; }
   void Add(Step step) { steps_.push_back(step); }
   void Announce() {
-    Add({Step::kAnnounce, half(), static_cast<uint8_t>(signals_ + 1)});
-    Signal();
+    Add({Step::kAnnounce, half(), ++signals_});
+    await_ = filled_ = {Step::kAwait, signals_, half()};
   }
   void Signal() {
-    Add({Step::kSignal});
+    if (mutation_ != Mutation::kNoSignalOfSlices || !in_slices_) Add({Step::kSignal});
     ++signals_;
+    arrivals_ = static_cast<uint8_t>(arrivals_ + size_);
+    await_ = {Step::kAwait, arrivals_, kCounter};
   }
-  void Await(uint8_t number, uint8_t word = kCounter) {
-    if (mutation_ == Mutation::kAwaitOneLess && number > 0) --number;
-    Add({Step::kAwait, number, word});
+  void Await() { Await(await_); }
+  void Await(Step await) {
+    if (mutation_ == Mutation::kAwaitOneLess && await.a > 0) --await.a;
+    Add(await);
   }
   void Fill() { Add({Step::kFill, half(), round_}); }
 
@@ -139,7 +142,7 @@ class Script {
     const bool in_place = kind == Kind::kInPlace;
     if (in_place) Add({Step::kUse, 0, collective_});
     // Enter().
-    if (mutation_ != Mutation::kEnterWithoutAwait) Await(fill_signal_);
+    if (mutation_ != Mutation::kEnterWithoutAwait) Await(filled_);
     ++round_;
     const Step header = {Step::kWriteHeader, half(), collective_};
     if (mutation_ != Mutation::kSignalBeforeHeader) Add(header);
@@ -147,10 +150,9 @@ class Script {
     Announce();
     if (mutation_ == Mutation::kSignalBeforeHeader) Add(header);
     if (fits && mutation_ == Mutation::kSignalBeforeFill) Fill();
-    fill_signal_ = signals_;
     // Agree().
     if (in_place && mutation_ == Mutation::kTouchBeforeAgree) Add({Step::kTouch, 0, collective_});
-    Await(fill_signal_, half());
+    Await();
     for (uint8_t member = 0; member < size_; ++member) {
       Add({Step::kReadHeader, half(), collective_, member});
     }
@@ -163,7 +165,7 @@ class Script {
       Drain(sliced, first);
     } else {
       Drain(sliced);
-      Await(fill_signal_);
+      Await(filled_);
       FillRound();
     }
     Drain(sliced);
@@ -174,26 +176,24 @@ class Script {
     if (mutation_ != Mutation::kSignalBeforeFill) Fill();
     Signal();
     if (mutation_ == Mutation::kSignalBeforeFill) Fill();
-    fill_signal_ = signals_;
+    filled_ = await_;
   }
 
   void Drain(bool sliced) { Drain(sliced, round_); }
   void Drain(bool sliced, uint8_t round) {
     const auto half = static_cast<uint8_t>(mutation_ == Mutation::kOneHalf ? 0 : round & 1);
-    if (mutation_ != Mutation::kTakeAtOnce) Await(fill_signal_);
+    if (mutation_ != Mutation::kTakeAtOnce) Await(filled_);
     for (uint8_t member = 0; member < size_; ++member) {
       Add({sliced ? Step::kTakeSlice : Step::kTake, half, round, member});
     }
     if (!sliced) return;
     const Step put = {Step::kPutSlice, half, static_cast<uint8_t>(round | kSum)};
     if (mutation_ != Mutation::kSignalBeforeSlice) Add(put);
-    if (mutation_ == Mutation::kNoSignalOfSlices) {
-      ++signals_;
-    } else {
-      Signal();
-    }
+    in_slices_ = true;
+    Signal();
+    in_slices_ = false;
     if (mutation_ == Mutation::kSignalBeforeSlice) Add(put);
-    if (mutation_ != Mutation::kGatherAtOnce) Await(signals_);
+    if (mutation_ != Mutation::kGatherAtOnce) Await();
     for (uint8_t member = 0; member < size_; ++member) {
       if (member == member_) continue;
       Add({Step::kGather, half, static_cast<uint8_t>(round | kSum), member});
@@ -203,7 +203,7 @@ class Script {
   void InPlace() {
     if (mutation_ != Mutation::kTouchBeforeAgree) Add({Step::kTouch, 0, collective_});
     Signal();
-    if (mutation_ != Mutation::kLeaveAtOnce) Await(signals_);
+    if (mutation_ != Mutation::kLeaveAtOnce) Await();
     Add({Step::kCheck, 0, static_cast<uint8_t>(collective_ | kSum)});
   }
 
@@ -213,8 +213,11 @@ class Script {
   std::vector<Step> steps_;
   uint8_t collective_ = 0;
   uint8_t round_ = 0;
-  uint8_t signals_ = 0;
-  uint8_t fill_signal_ = 0;
+  uint8_t signals_ = 0;   // of this member
+  uint8_t arrivals_ = 0;  // of all members
+  bool in_slices_ = false;
+  Step await_ = {Step::kAwait, 0, kCounter};   // the last signal
+  Step filled_ = {Step::kAwait, 0, kCounter};  // that of the last filling
 };
 
 class RoundModel {
@@ -236,10 +239,10 @@ class RoundModel {
       if (step.what == Step::kAnnounce) {
         next.announced[member][step.a] = step.b;
       } else if (step.what == Step::kSignal) {
-        ++next.signals[member];
+        ++next.arrivals;
       } else if (step.what == Step::kAwait) {
         if (!AllSignalled(state, member, step)) continue;
-        next.seen[member] = std::max(next.seen[member], step.a);
+        if (step.b != kCounter) next.seen[member] = std::max(next.seen[member], step.a);
       } else if (state.midway[member] == 0) {
         broken = Begin(next, member, step);
         whole = false;
@@ -263,13 +266,10 @@ class RoundModel {
 
  private:
   bool AllSignalled(const State& state, int member, const Step& await) const {
+    if (await.b == kCounter) return state.arrivals >= await.a;
     if (state.seen[member] >= await.a) return true;
-    for (int other = 0; other < size_; ++other) {
-      const uint8_t word =
-          await.b == kCounter ? state.signals[other] : state.announced[other][await.b];
-      if (word < await.a) return false;
-    }
-    return true;
+    return std::all_of(state.announced, state.announced + size_,
+                       [&](const auto& words) { return words[await.b] >= await.a; });
   }
 
   static bool Writes(const Step& step) {
