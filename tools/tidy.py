@@ -510,6 +510,8 @@ ROOMS = {
     "store/redis_store": "keys and values on Redis, and c10d::Store on them",
     "store/tcp_store": "a server and a client of the protocol of LibTorch's TCPStore",
     "testing": "fakes, fixtures and helpers that tests of several folders share",
+    "testing/accelerator": "a simulated device of LibTorch's, and collectives on it",
+    "testing/accelerator/runtime": "two simulated devices, without LibTorch: streams and memory",
     "testing/backend": "ranks as threads of one process, on a c10d backend that a test scripts",
     "testing/consumer": "a workspace of a user, built from outside",
     "testing/file_system": "a file system in memory, and the conformance suite of file systems",
