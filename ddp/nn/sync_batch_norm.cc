@@ -1,6 +1,5 @@
 #include "ddp/nn/sync_batch_norm.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -12,6 +11,8 @@
 #include <ATen/ops/batch_norm_native.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -22,7 +23,6 @@
 #include "ddp/common/error.h"
 #include "ddp/nn/joint_batch_norm.h"
 #include "ddp/process_reducer_group.h"
-#include "ddp/statistics/batch_statistics.h"
 #include "ddp/statistics/statistics_context.h"
 
 namespace ddp::internal {
@@ -62,12 +62,6 @@ int64_t ValuesPerChannel(const at::Tensor& input) {
   return count;
 }
 
-at::Tensor ToTensor(const std::vector<double>& values) {
-  at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
-  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<double>());
-  return tensor;
-}
-
 // ---- Forward.
 
 // The statistics of one forward, kept for its backward.
@@ -75,41 +69,75 @@ struct Joint : torch::CustomClassHolder {
   explicit Joint(StatisticsRanks all_ranks) : ranks(std::move(all_ranks)) {}
 
   StatisticsRanks ranks;
-  double count = 0;             // of all ranks' values in a channel
-  bool input_gradient = false;  // some rank needs the gradient of its input
-  bool mine = false;            // this rank needs it
-  at::Tensor mean;              // [C], of the compute type, on the input's device
+  bool input_gradient = false;  // the backward has a collective: the same on all ranks
+  bool mine = false;            // this rank needs the gradient of its input
+  // On the input's device; the last two have the compute type.
+  at::Tensor divisor;  // double, []: all ranks' values in a channel, at least 1
+  at::Tensor mean;     // [C]
   at::Tensor inverse_deviation;
 };
 
-// Returns the matrix of all ranks' statistics, with this rank's row and zeros.
+// Returns the matrix of all ranks' statistics, with this rank's row and zeros. The sum of all
+// ranks' matrices holds every row without rounding. A row: C means, C sums of squares of the
+// differences from the mean, the number of values in a channel, and 1 or 0 for input_gradient.
 at::Tensor OwnRow(const at::Tensor& values, const StatisticsRanks& ranks, bool input_gradient) {
   const int64_t channels = values.size(1);
   const int64_t count = ValuesPerChannel(values);
-  at::Tensor matrix = at::zeros({ranks.size(), RowSize(channels)}, at::kDouble);
+  at::Tensor matrix =
+      at::zeros({ranks.size(), 2 * channels + 2}, values.options().dtype(at::kDouble));
   at::Tensor row = matrix[ranks.rank()];
   if (count > 0) {
     const auto [variance, mean] = at::var_mean(values, ReducedDimensions(values), /*correction=*/0);
     row.narrow(0, 0, channels).copy_(mean);
     row.narrow(0, channels, channels).copy_(variance).mul_(static_cast<double>(count));
   }
-  FinishRow(row.mutable_data_ptr<double>(), channels, static_cast<double>(count), input_gradient);
+  row.narrow(0, 2 * channels, 1).fill_(static_cast<double>(count));
+  row.narrow(0, 2 * channels + 1, 1).fill_(input_gradient ? 1.0 : 0.0);
   return matrix;
 }
 
-void UpdateRunning(const at::Tensor& running, const at::Tensor& value, double momentum) {
-  if (!running.defined()) return;
-  const at::Tensor now = value.to(running.device());
-  running.copy_(running.to(at::kDouble).mul_(1 - momentum).add_(now, momentum));
+// The joint batch; see Merge(). Doubles, on the device of the matrix.
+struct Merged {
+  at::Tensor count;    // []
+  at::Tensor divisor;  // [], the count or 1
+  at::Tensor mean;     // [C], zeros where no rank has a value
+  at::Tensor squares;  // [C], the sum of (value - mean)^2
+};
+
+// All ranks merge the same rows, and so get the same bits. Never subtracts the squares of two
+// means, so a large mean costs no accuracy: Chan, Golub and LeVeque, "Updating Formulae and a
+// Pairwise Algorithm for Computing Sample Variances", 1979.
+Merged Merge(const at::Tensor& matrix) {
+  const int64_t channels = matrix.size(1) / 2 - 1;
+  const at::Tensor counts = matrix.narrow(1, 2 * channels, 1);
+  const at::Tensor means = matrix.narrow(1, 0, channels);
+  Merged all;
+  all.count = counts.sum();
+  all.divisor = all.count.clamp_min(1);
+  all.mean = (means * (counts / all.divisor)).sum(0);
+  all.squares =
+      ((means - all.mean).square_().mul_(counts).add_(matrix.narrow(1, channels, channels))).sum(0);
+  return all;
 }
 
-// Counts the batch, and returns its share in the running statistics.
-double CountBatch(const BatchNormCall& call) {
+// `share`: [], of the new value; without values in the batch nothing changes.
+void UpdateRunning(const at::Tensor& running, const at::Tensor& value, const at::Tensor& share) {
+  if (!running.defined()) return;
+  const at::Tensor part = share.to(running.device());
+  const at::Tensor old = running.to(at::kDouble);
+  running.copy_(old * (1 - part) + value.to(running.device()) * part);
+}
+
+// Counts the batch, and returns its share in the running statistics: a double, []. `batches`: [],
+// 1, or 0 for a batch without values.
+at::Tensor CountBatch(const BatchNormCall& call, const at::Tensor& batches) {
   const at::NoGradGuard no_grad;
   const at::Tensor& count = call.num_batches_tracked;
-  if (count.defined()) count.add_(1);
-  if (call.momentum.has_value() || !count.defined()) return call.momentum.value_or(0);
-  return 1.0 / static_cast<double>(count.item<int64_t>());
+  if (count.defined()) count.add_(batches.to(count.options()));
+  if (!call.momentum.has_value() && count.defined()) {
+    return count.to(at::kDouble).clamp_min(1).reciprocal();
+  }
+  return at::scalar_tensor(call.momentum.value_or(0), call.input.options().dtype(at::kDouble));
 }
 
 void ThrowOneValue() {
@@ -118,28 +146,33 @@ void ThrowOneValue() {
       "all ranks together, and there is one");
 }
 
+// On a device the host never waits for the numbers. So there every rank that builds a graph has the
+// collective of the backward, needed or not, and one value in all is not refused.
 c10::intrusive_ptr<Joint> MeetRanks(const BatchNormCall& call, const at::Tensor& values,
                                     StatisticsRanks ranks, bool needs_input) {
+  const bool builds_graph = at::GradMode::is_enabled();
   const at::NoGradGuard no_grad;
   auto joint = c10::make_intrusive<Joint>(std::move(ranks));
   joint->mine = needs_input;
   const at::Tensor matrix = joint->ranks.Sum(OwnRow(values, joint->ranks, joint->mine),
                                              "the batch statistics of a SyncBatchNorm");
-  const BatchStatistics all =
-      MergeRows(matrix.const_data_ptr<double>(), joint->ranks.size(), values.size(1));
-  if (all.count == 1) ThrowOneValue();
-  joint->count = all.count;
-  joint->input_gradient = all.input_gradient;
-  const at::Tensor mean = ToTensor(all.mean);
-  const at::Tensor squares = ToTensor(all.squares);
-  if (all.count > 0 && StatisticsReplay::Current() == nullptr) {
-    const double share = CountBatch(call);
-    UpdateRunning(call.running_mean, mean, share);
-    UpdateRunning(call.running_var, squares / (all.count - 1), share);
+  const Merged all = Merge(matrix);
+  if (matrix.is_cpu()) {
+    if (all.count.item<double>() == 1) ThrowOneValue();
+    joint->input_gradient = matrix.select(1, matrix.size(1) - 1).sum().item<double>() > 0;
+  } else {
+    joint->input_gradient = builds_graph;
+  }
+  if (StatisticsReplay::Current() == nullptr) {
+    const at::Tensor batches = all.count.sign();
+    const at::Tensor share = CountBatch(call, batches).to(matrix.device()) * batches;
+    UpdateRunning(call.running_mean, all.mean, share);
+    UpdateRunning(call.running_var, all.squares / (all.count - 1).clamp_min_(1), share);
   }
   const auto options = values.options();
-  joint->mean = mean.to(options);
-  joint->inverse_deviation = (squares / std::max(all.count, 1.0) + call.eps).rsqrt().to(options);
+  joint->divisor = all.divisor;
+  joint->mean = all.mean.to(options);
+  joint->inverse_deviation = (all.squares / all.divisor + call.eps).rsqrt().to(options);
   return joint;
 }
 
@@ -180,7 +213,7 @@ variable_list Gradients(const at::Tensor& input, const at::Tensor& weight, bool 
   const at::Tensor sums = joint.ranks.Sum(at::cat({sum, product}).to(at::kDouble),
                                           "the gradient statistics of a SyncBatchNorm");
   if (!joint.mine) return result;
-  const at::Tensor means = sums.div(std::max(joint.count, 1.0)).to(type);
+  const at::Tensor means = sums.div(joint.divisor).to(type);
   const at::Tensor slope = means.narrow(0, channels, channels) * deviation * deviation;
   at::Tensor scale = deviation;
   if (weight.defined()) scale = scale * weight.to(type);
@@ -246,7 +279,10 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 at::Tensor OwnBatchNorm(BatchNormCall call) {
   const int64_t count = ValuesPerChannel(call.input);
   if (count == 1) ThrowOneValue();
-  if (count > 0 && StatisticsReplay::Current() == nullptr) call.momentum = CountBatch(call);
+  if (count > 0 && StatisticsReplay::Current() == nullptr) {
+    const at::Tensor share = CountBatch(call, at::ones({}, at::kLong));
+    if (!call.momentum.has_value()) call.momentum = share.item<double>();
+  }
   return LocalBatchNorm(call, /*training=*/true);
 }
 
