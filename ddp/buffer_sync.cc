@@ -164,14 +164,17 @@ void BufferSync::NoteForward() {
   seen_.clear();
   at::NoGradGuard no_grad;
   for (const auto& [name, buffer] : Buffers()) {
-    if (buffer.layout() == at::kStrided) Remember(name, buffer, buffer.variable_data().clone());
+    if (buffer.layout() != at::kStrided) continue;
+    Remember(name, buffer, buffer.is_cpu() ? buffer.variable_data().clone() : at::Tensor());
   }
 }
 
 void BufferSync::Remember(const std::string& name, const at::Tensor& tensor,
                           const at::Tensor& value) {
   Seen seen{.tensor = tensor, .version = VersionOf(tensor), .value = {}};
-  if (value.storage().nbytes() <= kKeptMessageBytes) {
+  if (!tensor.is_cpu()) {
+    // No copy: nothing compares it.
+  } else if (value.storage().nbytes() <= kKeptMessageBytes) {
     seen.value = value;
   } else if (value.nbytes() <= kKeptBufferBytes) {
     seen.value = value.clone();
@@ -189,10 +192,12 @@ std::set<std::string> BufferSync::Updated(const std::map<std::string, at::Tensor
     const auto found = seen_.find(name);
     if (found == seen_.end() || !found->second.tensor.is_same(buffer)) continue;
     const Seen& seen = found->second;
-    if (seen.version == VersionOf(buffer)) same_version.insert(name);
-    if (IsComparable(seen.value, buffer) && !SameBits(buffer, seen.value)) {
-      owners.insert(OwnerOf(name));
-    }
+    const bool same = seen.version == VersionOf(buffer);
+    if (same) same_version.insert(name);
+    const bool changed = buffer.is_cpu()
+                             ? IsComparable(seen.value, buffer) && !SameBits(buffer, seen.value)
+                             : !same;
+    if (changed) owners.insert(OwnerOf(name));
   }
   std::erase_if(same_version,
                 [&](const std::string& name) { return !owners.contains(OwnerOf(name)); });
@@ -205,8 +210,9 @@ void BufferSync::Abandon() {
   differs_ = true;
   const bool busy = std::any_of(started_.begin(), started_.end(),
                                 [](const TensorFuture& future) { return !future->completed(); });
-  if (busy) {
-    for (at::Tensor& buffer : in_use_) buffer.set_data(buffer.clone());
+  for (at::Tensor& buffer : in_use_) {
+    // On a device a complete future says that the operation was launched.
+    if (busy || !buffer.is_cpu()) buffer.set_data(buffer.clone());
   }
   started_.clear();
   in_use_.clear();

@@ -30,7 +30,8 @@ class ModelView;
 // - The last forward changed the buffer, or another buffer of the same submodule, without raising
 //   its autograd version. LibTorch's batch norms do so in training. Autograd then treats saved
 //   values as unused. The broadcast raises no version either, so several forwards may precede one
-//   backward.
+//   backward. On a device, where the host does not see the values, a submodule counts as such when
+//   the version of another of its buffers has risen, as that of num_batches_tracked does.
 // - Otherwise the broadcast raises the version. A backward that needs the old values throws
 //   LibTorch's error about an in-place change. It never computes with the new values.
 //
@@ -85,7 +86,7 @@ class BufferSync {
   struct Seen {
     at::Tensor tensor;
     int64_t version = 0;
-    at::Tensor value;  // undefined: too large to keep
+    at::Tensor value;  // undefined: too large to keep, or on a device
   };
 
   void BroadcastChanged(ProcessGroup& group, int source);

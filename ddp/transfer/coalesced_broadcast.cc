@@ -8,7 +8,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/equal.h>
 
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/communicator.h"
@@ -78,7 +77,9 @@ void Receive(const at::Tensor& flat, const std::vector<at::Tensor>& tensors,
     const at::Tensor bytes = flat.narrow(0, offset, Bytes(tensor));
     offset += bytes.numel();
     values[index] = bytes.view(tensor.scalar_type()).view(tensor.sizes());
-    if (options.rank == options.root || SameBits(tensor, values[index])) continue;
+    if (options.rank == options.root) continue;
+    // On a device a comparison would make the host wait for it.
+    if (tensor.is_cpu() && SameBits(tensor, values[index])) continue;
     const bool raise = !options.keeps_version || !options.keeps_version(index);
     Write(tensor, values[index]);
     c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
@@ -97,7 +98,6 @@ std::string NamesOf(const std::vector<int>& members, const std::vector<std::stri
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor a_bytes = AsBytes(a);
   const at::Tensor b_bytes = AsBytes(b);
-  if (!a_bytes.is_cpu() || !b_bytes.is_cpu()) return at::equal(a_bytes, b_bytes);
   const auto count = static_cast<size_t>(a_bytes.numel());
   return count == 0 || std::memcmp(a_bytes.const_data_ptr(), b_bytes.const_data_ptr(), count) == 0;
 }

@@ -28,7 +28,7 @@ struct CoalescedBroadcastOptions {
 // ranks give tensors of equal types and shapes in equal order, and their `names` for messages.
 //
 // A tensor keeps its memory, so its views follow. Its autograd version rises, so a backward that
-// needs the old values throws. A tensor with equal bits is not written. Every dense type works,
+// needs the old values throws. A tensor on the CPU with equal bits is not written. Every dense type works,
 // because bytes are sent.
 //
 // Returns `root`'s values as contiguous parts of the messages. Each part keeps its whole message
@@ -40,8 +40,8 @@ std::vector<at::Tensor> BroadcastCoalesced(Communicator& communicator,
                                            const std::vector<std::string>& names,
                                            const CoalescedBroadcastOptions& options);
 
-// Returns true when two tensors of one type, shape and device hold the same bits: NaN equals
-// itself, and 0 differs from -0.
+// Returns true when two tensors of one type and shape, both on the CPU, hold the same bits: NaN
+// equals itself, and 0 differs from -0.
 bool SameBits(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace ddp::internal
