@@ -194,9 +194,8 @@ std::set<std::string> BufferSync::Updated(const std::map<std::string, at::Tensor
     const Seen& seen = found->second;
     const bool same = seen.version == VersionOf(buffer);
     if (same) same_version.insert(name);
-    const bool changed = buffer.is_cpu()
-                             ? IsComparable(seen.value, buffer) && !SameBits(buffer, seen.value)
-                             : !same;
+    const bool changed =
+        buffer.is_cpu() ? IsComparable(seen.value, buffer) && !SameBits(buffer, seen.value) : !same;
     if (changed) owners.insert(OwnerOf(name));
   }
   std::erase_if(same_version,

@@ -28,8 +28,8 @@ struct CoalescedBroadcastOptions {
 // ranks give tensors of equal types and shapes in equal order, and their `names` for messages.
 //
 // A tensor keeps its memory, so its views follow. Its autograd version rises, so a backward that
-// needs the old values throws. A tensor on the CPU with equal bits is not written. Every dense type works,
-// because bytes are sent.
+// needs the old values throws. A tensor on the CPU with equal bits is not written. Every dense type
+// works, because bytes are sent.
 //
 // Returns `root`'s values as contiguous parts of the messages. Each part keeps its whole message
 // alive.
