@@ -1,9 +1,11 @@
 #include "ddp/comm/point_to_point.h"
 
 #include <array>
+#include <functional>
 #include <utility>
 #include <vector>
 
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
@@ -40,6 +42,32 @@ WorkPtr ReceiveTensor(c10d::Backend& backend, const at::Tensor& tensor, int peer
   return backend.recv(tensors, peer, tag);
 }
 
+// Returns a future that is complete when both works are; `second` may be null. `check` runs between
+// them, and throws when the second one will never be complete.
+WorkFuture FutureOfBoth(const WorkPtr& first, const WorkPtr& second, std::function<void()> check,
+                        const at::Tensor& tensor) {
+  const WorkFuture header = OwnFutureOf(*first);
+  const WorkFuture body = header && second ? OwnFutureOf(*second) : nullptr;
+  if (!header || (second && !body)) {
+    return FutureOfThread(
+        [first, second, check = std::move(check)] {
+          WaitForWork(*first);
+          if (check) check();
+          if (second) WaitForWork(*second);
+        },
+        {tensor});
+  }
+  const WorkFuture checked = Then(header, std::move(check), {tensor});
+  if (!body) return checked;
+  const WorkFuture both = checked->thenAsync(
+      [body](c10::ivalue::Future& done) {
+        (void)done.value();  // throws its error
+        return body;
+      },
+      body->elementType());
+  return Then(both, nullptr, {tensor});
+}
+
 }  // namespace
 
 PointToPoint::PointToPoint(c10::intrusive_ptr<c10d::Backend> backend, bool matches_tags)
@@ -47,7 +75,7 @@ PointToPoint::PointToPoint(c10::intrusive_ptr<c10d::Backend> backend, bool match
 
 PointToPoint::Tags PointToPoint::TagsOf(const at::Tensor& tensor, int tag, int64_t number) {
   const auto hash = [](const std::array<int64_t, 4>& numbers) {
-    return static_cast<int>(XXH3_64bits(numbers.data(), sizeof(numbers)) & 0x7fffffff);
+    return static_cast<int>(XXH3_64bits(numbers.data(), sizeof(numbers)) & 0x3fffffff);
   };
   return {.header = hash({tag, number, -1, 0}),
           .body = hash({tag, number, static_cast<int64_t>(tensor.scalar_type()), tensor.numel()})};
@@ -63,12 +91,7 @@ WorkFuture PointToPoint::Send(const at::Tensor& tensor, int peer, int tag) {
   const WorkPtr first = SendTensor(*backend_, header, peer, tags.header);
   WorkPtr second;
   if (tensor.numel() > 0) second = SendTensor(*backend_, Bytes(tensor), peer, tags.body);
-  return FutureOfThread(
-      [first, second] {
-        WaitForWork(*first);
-        if (second) WaitForWork(*second);
-      },
-      {tensor});
+  return FutureOfBoth(first, second, nullptr, tensor);
 }
 
 WorkFuture PointToPoint::Receive(const at::Tensor& tensor, int peer, int tag) {
@@ -82,16 +105,12 @@ WorkFuture PointToPoint::Receive(const at::Tensor& tensor, int peer, int tag) {
   const WorkPtr first = ReceiveTensor(*backend_, header, peer, tags.header);
   WorkPtr second;
   if (tensor.numel() > 0) second = ReceiveTensor(*backend_, Bytes(tensor), peer, tags.body);
-  return FutureOfThread(
-      [first, second, header, expected, peer] {
-        WaitForWork(*first);
-        if (!at::equal(header, expected)) {
-          throw CommunicationError(absl::StrCat("rank ", peer, " sends ", Describe(header),
-                                                ", and this rank receives ", Describe(expected)));
-        }
-        if (second) WaitForWork(*second);
-      },
-      {tensor});
+  const auto check = [header, expected, peer] {
+    if (at::equal(header, expected)) return;
+    throw CommunicationError(absl::StrCat("rank ", peer, " sends ", Describe(header),
+                                          ", and this rank receives ", Describe(expected)));
+  };
+  return FutureOfBoth(first, second, check, tensor);
 }
 
 }  // namespace ddp::internal

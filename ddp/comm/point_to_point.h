@@ -21,15 +21,15 @@ namespace ddp::internal {
 // With Gloo each message has two parts: a header with the type and the number of elements of the
 // tensor, and the tensor's bytes, if any. The tag of the header is a hash of the program's tag and
 // the message's number among those with the same peer and tag. The tag of the bytes is a hash of
-// these, the type and the number of elements. So, unless two hashes of 31 bits collide, Gloo does
+// these, the type and the number of elements. So, unless two hashes of 30 bits collide, Gloo does
 // not receive more bytes than it expects; it would end the process for that. A receiver that
 // expects another type or size than the sender gets an error that names both.
 //
 // With other backends a message is the tensor, under the program's tag. A tensor without elements
 // is not sent.
 //
-// Thread-compatible. With Gloo every future has a thread ("ddp-work") until it is complete, because
-// Gloo's Work objects for messages have no future.
+// Thread-compatible. With Gloo, also between hosts, every future has a thread ("ddp-work") until it
+// is complete, because Gloo's Work objects for messages have no future.
 class PointToPoint {
  public:
   // `matches_tags`: the backend matches messages by tag, so a message has two parts, as with Gloo.

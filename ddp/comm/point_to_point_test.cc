@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -29,6 +30,32 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 class DoneWork : public c10d::Work {
  public:
   bool wait(std::chrono::milliseconds) override { return true; }
+};
+
+// A work that the test completes.
+class FutureWork : public c10d::Work {
+ public:
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
+
+  const WorkFuture future =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+};
+
+// A backend whose works have futures.
+class Promises : public c10d::Backend {
+ public:
+  Promises() : Backend(0, 2) {}
+  WorkPtr send(std::vector<at::Tensor>&, int, int) override { return New(); }
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int, int) override {
+    tensors[0].zero_();
+    return New();
+  }
+  void Complete(size_t work) { works[work]->future->markCompleted(std::vector<at::Tensor>()); }
+
+  std::vector<c10::intrusive_ptr<FutureWork>> works;
+
+ private:
+  WorkPtr New() { return works.emplace_back(c10::make_intrusive<FutureWork>()); }
 };
 
 // A backend whose messages to itself are kept by tag, as a mailbox. A receive finds the message
@@ -108,6 +135,23 @@ TEST_F(PointToPointTest, MessagesArriveInOrder) {
 TEST_F(PointToPointTest, AnEmptyTensorHasAHeaderOnly) {
   EXPECT_EQ(ErrorOf(sender_.Send(at::zeros({0}), 1, 0)), "");
   EXPECT_THAT(mailbox_->tags, SizeIs(1));
+}
+
+// No thread waits: the test's own thread completes the message.
+TEST_F(PointToPointTest, AMessageIsCompleteWithTheFuturesOfItsParts) {
+  const auto promises = c10::make_intrusive<Promises>();
+  PointToPoint messages(promises, /*matches_tags=*/true);
+  const at::Tensor tensor = at::ones({4});
+  const WorkFuture sent = messages.Send(tensor, 1, 0);
+  promises->Complete(1);
+  EXPECT_FALSE(sent->completed());
+  promises->Complete(0);
+  ASSERT_TRUE(sent->completed());
+  EXPECT_TRUE(sent->value().toTensorVector().at(0).is_same(tensor));
+  const WorkFuture received = messages.Receive(tensor, 1, 0);
+  promises->Complete(2);  // with a header of zeros
+  ASSERT_TRUE(received->completed());
+  EXPECT_THAT(ErrorOf(received), HasSubstr("and this rank receives 4 elements of Float"));
 }
 
 TEST_F(PointToPointTest, ABackendWithoutTagsGetsTheTensorAlone) {

@@ -32,13 +32,18 @@ WorkFuture CompleteFuture(std::vector<at::Tensor> tensors) {
   return future;
 }
 
-WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,
-                        std::vector<at::Tensor> tensors) {
+WorkFuture OwnFutureOf(c10d::Work& work) {
   try {
-    if (WorkFuture future = work->getFuture()) return future;
+    return work.getFuture();
   } catch (const std::exception&) {
     // LibTorch reports only by an exception that a work has no future.
+    return nullptr;
   }
+}
+
+WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,
+                        std::vector<at::Tensor> tensors) {
+  if (WorkFuture future = OwnFutureOf(*work)) return future;
   return FutureOfThread([work] { WaitForWork(*work); }, std::move(tensors));
 }
 

@@ -25,6 +25,9 @@ WorkFuture CompleteFuture(std::vector<at::Tensor> tensors);
 // has aborted it.
 void WaitForWork(c10d::Work& work);
 
+// Returns the work's own future; null when it has none.
+WorkFuture OwnFutureOf(c10d::Work& work);
+
 // Returns the work's own future, with the backend's value. A work without a future (Gloo's
 // reduce-scatter, some backends of programs) gets one from FutureOfThread(), with value `tensors`.
 WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,

@@ -16,8 +16,8 @@
 #include "ddp/comm/arena/arena.h"
 #include "ddp/comm/collective.h"
 #include "ddp/comm/communicator.h"
+#include "ddp/comm/engine_backend/engine_backend.h"
 #include "ddp/comm/shared_memory/registered_memory.h"
-#include "ddp/comm/shared_memory/shared_memory_backend.h"
 #include "ddp/common/logging.h"
 #include "ddp/optim/peer_memory.h"
 #include "ddp/optim/sharded_parameters.h"
@@ -30,7 +30,7 @@ namespace {
 std::shared_ptr<HostGroup> SharedBy(ProcessGroup& group) {
   if (group.size() == 1) return nullptr;
   c10d::Backend* const backend = group.communicator().backend();
-  return backend != nullptr && IsSharedMemory(*backend) ? HostGroupOf(*backend) : nullptr;
+  return backend != nullptr ? OneHostGroupOf(*backend) : nullptr;
 }
 
 // Returns the place of `bytes` in the arena of this process, or PeerMemory::kElsewhere.

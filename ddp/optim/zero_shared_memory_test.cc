@@ -23,8 +23,8 @@
 
 #include "ddp/comm/arena/arena.h"
 #include "ddp/comm/communicator.h"
+#include "ddp/comm/engine_backend/engine_backend.h"
 #include "ddp/comm/host_group/host_group.h"
-#include "ddp/comm/shared_memory/shared_memory_backend.h"
 #include "ddp/common/error.h"
 #include "ddp/join.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
@@ -126,7 +126,7 @@ RANK_TEST(ZeroSharedMemoryTest, AnInterruptedStepInSharedMemoryIsNamed, {2, 3}) 
       if (group->rank() == 1) {
         c10d::Backend& backend = *group->communicator().backend();
         // As a rank that is stopped while it writes into the memory of others.
-        if (stops && !internal::HostGroupOf(backend)->BeginTouch()) ADD_FAILURE();
+        if (stops && !internal::OneHostGroupOf(backend)->BeginTouch()) ADD_FAILURE();
         throw std::runtime_error("no more memory");
       }
       store->wait({fails}, kDeadline);  // then no value can be written

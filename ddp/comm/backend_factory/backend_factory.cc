@@ -13,10 +13,9 @@
 #include "ddp/comm/backend/nccl_backend.h"
 #include "ddp/comm/backend/rank_device.h"
 #include "ddp/comm/backend/reduction_support.h"
-#include "ddp/comm/hierarchical/hierarchical_backend.h"
+#include "ddp/comm/engine_backend/engine_backend.h"
 #include "ddp/comm/hierarchical/host_meeting.h"
 #include "ddp/comm/meeting/c10d_group_store.h"
-#include "ddp/comm/shared_memory/shared_memory_backend.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 
@@ -58,8 +57,10 @@ ConnectedBackend Describe(c10::intrusive_ptr<c10d::Backend> backend, const std::
   if (name == kNccl) traits.refusal = &NcclRefusal;
   if (shares) traits.refusal = &SharedMemoryRefusal;
   if (backend && IsGloo(*backend)) AddGlooTraits(traits);
-  if (backend && IsSharedMemory(*backend)) AddSharedMemoryTraits(traits);
-  if (backend && IsHierarchical(*backend)) AddHierarchicalTraits(traits);
+  if (backend && IsEngineBackend(*backend)) {
+    AddEngineTraits(traits);
+    traits.all_see_dead_rank = OneHostGroupOf(*backend) != nullptr;
+  }
   return {.backend = std::move(backend), .device = device, .traits = std::move(traits)};
 }
 
@@ -102,106 +103,87 @@ class GlooFactory : public BackendFactory {
   }
 };
 
-// Shared memory inside hosts, Gloo between them. `falls_back`: to Gloo, where no host has several
-// ranks, or the ranks of a host have no memory in common; on all ranks alike.
-class HierarchicalFactory : public BackendFactory {
+// Shared memory inside hosts, Gloo between them. `name`: of the backend; "" is shm for one host and
+// hierarchical for several, with Gloo where no host has several ranks, or the ranks of a host have
+// no memory in common; on all ranks alike.
+class EngineFactory : public BackendFactory {
  public:
-  HierarchicalFactory(bool falls_back, bool deterministic)
-      : falls_back_(falls_back), deterministic_(deterministic) {}
+  EngineFactory(std::string name, bool deterministic)
+      : name_(std::move(name)), deterministic_(deterministic) {}
 
   ConnectedBackend Connect(const BackendSite& site) override {
     const Membership& self = site.membership;
-    if (self.size == 1) return Describe(nullptr, kHierarchical, at::kCPU);
-    const StorePtr store = PartOf(site.store, kHierarchical, self.incarnation);
-    auto hosts = FindHosts(*MakeGroupStore(store), self.rank, self.size,
-                           {self.local_begin, self.local_end}, site.connect_timeout);
-    if (!hosts.ok()) return FallBack(site, hosts.status());
-    if (falls_back_ && static_cast<int>(hosts->size()) == self.size) return gloo_.Connect(site);
-    if (self.rank == 0) {
-      LOG(INFO) << "backend hierarchical: " << self.size << " ranks on " << hosts->size()
-                << " hosts; sums are taken in "
-                << (deterministic_ ? "one tree over the ranks" : "a tree over the hosts");
+    const std::string name = NameFor(self);
+    if (self.size == 1) return Describe(nullptr, name, at::kCPU);
+    if (name_ == kShared && !self.IsOneHost()) {
+      throw ConfigurationError(
+          absl::StrCat("rank ", self.rank, " of ", self.size,
+                       ": backend \"shm\" is for ranks of one host, and this group has several"));
     }
-    auto backend = MakeHierarchicalBackend(store, {.rank = self.rank,
-                                                   .hosts = *std::move(hosts),
-                                                   .timeout = site.timeout,
-                                                   .connect_timeout = site.connect_timeout,
-                                                   .deterministic = deterministic_});
+    const StorePtr store = PartOf(site.store, name, self.incarnation);
+    std::vector<RankRange> hosts = {{0, self.size}};
+    if (name == kHierarchical) {
+      auto found = FindHosts(*MakeGroupStore(store), self.rank, self.size,
+                             {self.local_begin, self.local_end}, site.connect_timeout);
+      if (!found.ok()) return FallBack(site, found.status());
+      hosts = *std::move(found);
+      if (name_.empty() && static_cast<int>(hosts.size()) == self.size) return gloo_.Connect(site);
+      Tell(self, hosts.size());
+    }
+    auto backend = MakeEngineBackend(store, {.name = name,
+                                             .rank = self.rank,
+                                             .hosts = std::move(hosts),
+                                             .timeout = site.timeout,
+                                             .connect_timeout = site.connect_timeout,
+                                             .deterministic = deterministic_});
     if (!backend.ok()) return FallBack(site, backend.status());
-    return Describe(*std::move(backend), kHierarchical, at::kCPU);
+    return Describe(*std::move(backend), name, at::kCPU);
   }
 
   void RemoveKeys(const StorePtr& store, const Membership& membership) override {
-    for (int64_t incarnation = 0; incarnation <= membership.incarnation; ++incarnation) {
-      const StorePtr part = PartOf(store, kHierarchical, incarnation);
-      for (const std::string& key : HierarchicalKeys(membership.size)) part->deleteKey(key);
+    const std::string name = NameFor(membership);
+    const int size = membership.size;
+    std::vector<std::string> keys = EngineBackendKeys(size, /*one_host=*/true);
+    if (name == kHierarchical) {
+      for (const auto& more : {FindHostsKeys(size), EngineBackendKeys(size, /*one_host=*/false)}) {
+        keys.insert(keys.end(), more.begin(), more.end());
+      }
     }
-    if (falls_back_) gloo_.RemoveKeys(store, membership);
+    for (int64_t incarnation = 0; incarnation <= membership.incarnation; ++incarnation) {
+      const StorePtr part = PartOf(store, name, incarnation);
+      for (const std::string& key : keys) part->deleteKey(key);
+    }
+    if (name_.empty()) gloo_.RemoveKeys(store, membership);
   }
 
  private:
+  std::string NameFor(const Membership& self) const {
+    if (!name_.empty()) return name_;
+    return self.IsOneHost() ? kShared : kHierarchical;
+  }
+
+  void Tell(const Membership& self, size_t hosts) const {
+    if (self.rank != 0) return;
+    LOG(INFO) << "backend hierarchical: " << self.size << " ranks on " << hosts
+              << " hosts; sums are taken in "
+              << (deterministic_ ? "one tree over the ranks" : "a tree over the hosts");
+  }
+
   ConnectedBackend FallBack(const BackendSite& site, const absl::Status& reason) {
-    const std::string about =
-        absl::StrCat("rank ", site.membership.rank, " of ", site.membership.size,
-                     ": no hierarchy of hosts: ", reason.message());
-    if (!falls_back_ || absl::IsDeadlineExceeded(reason)) throw CommunicationError(about);
+    const Membership& self = site.membership;
+    const std::string about = absl::StrCat(
+        "rank ", self.rank, " of ", self.size, ": ",
+        NameFor(self) == kShared ? "the ranks share no memory: " : "no hierarchy of hosts: ",
+        reason.message());
+    if (!name_.empty() || absl::IsDeadlineExceeded(reason)) throw CommunicationError(about);
     // A group whose maker does not know the places of its ranks (Place::local_size 0) is no
     // surprise.
     if (!absl::IsFailedPrecondition(reason)) LOG(WARNING) << about << "; this group uses Gloo";
     return gloo_.Connect(site);
   }
 
-  const bool falls_back_;
+  const std::string name_;
   const bool deterministic_;
-  GlooFactory gloo_;
-};
-
-// Shared memory, for ranks of one host. `falls_back`: to the hierarchy for several hosts, and to
-// Gloo where the ranks have no memory in common; on all ranks alike.
-class SharedMemoryFactory : public BackendFactory {
- public:
-  SharedMemoryFactory(bool falls_back, bool deterministic)
-      : falls_back_(falls_back), hierarchy_(/*falls_back=*/true, deterministic) {}
-
-  ConnectedBackend Connect(const BackendSite& site) override {
-    const Membership& self = site.membership;
-    if (self.size == 1) return Describe(nullptr, kShared, at::kCPU);
-    if (!self.IsOneHost()) {
-      if (falls_back_) return hierarchy_.Connect(site);
-      throw ConfigurationError(
-          absl::StrCat("rank ", self.rank, " of ", self.size,
-                       ": backend \"shm\" is for ranks of one host, and this group has several"));
-    }
-    auto shared = MakeSharedMemoryBackend(PartOf(site.store, kShared, self.incarnation),
-                                          {.rank = self.rank,
-                                           .size = self.size,
-                                           .timeout = site.timeout,
-                                           .connect_timeout = site.connect_timeout});
-    if (shared.ok()) return Describe(*std::move(shared), kShared, at::kCPU);
-    const std::string about =
-        absl::StrCat("rank ", self.rank, " of ", self.size,
-                     ": the ranks share no memory: ", shared.status().message());
-    if (!falls_back_ || absl::IsDeadlineExceeded(shared.status())) throw CommunicationError(about);
-    LOG(WARNING) << about << "; this group uses Gloo";
-    return gloo_.Connect(site);
-  }
-
-  void RemoveKeys(const StorePtr& store, const Membership& membership) override {
-    for (int64_t incarnation = 0; incarnation <= membership.incarnation; ++incarnation) {
-      const StorePtr keys = PartOf(store, kShared, incarnation);
-      for (const std::string& key : SharedMemoryKeys()) keys->deleteKey(key);
-    }
-    if (!falls_back_) return;
-    if (membership.IsOneHost()) {
-      gloo_.RemoveKeys(store, membership);
-    } else {
-      hierarchy_.RemoveKeys(store, membership);
-    }
-  }
-
- private:
-  const bool falls_back_;
-  HierarchicalFactory hierarchy_;
   GlooFactory gloo_;
 };
 
@@ -257,11 +239,11 @@ class OwnFactory : public BackendFactory {
 std::shared_ptr<BackendFactory> MakeGlooFactory() { return std::make_shared<GlooFactory>(); }
 
 std::shared_ptr<BackendFactory> MakeSharedMemoryFactory(bool falls_back, bool deterministic) {
-  return std::make_shared<SharedMemoryFactory>(falls_back, deterministic);
+  return std::make_shared<EngineFactory>(falls_back ? "" : kShared, deterministic);
 }
 
 std::shared_ptr<BackendFactory> MakeHierarchicalFactory(bool deterministic) {
-  return std::make_shared<HierarchicalFactory>(/*falls_back=*/false, deterministic);
+  return std::make_shared<EngineFactory>(kHierarchical, deterministic);
 }
 
 std::shared_ptr<BackendFactory> MakeNcclFactory(bool legacy) {

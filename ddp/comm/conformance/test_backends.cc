@@ -5,9 +5,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "ddp/comm/backend/gloo_backend.h"
-#include "ddp/comm/hierarchical/hierarchical_backend.h"
+#include "ddp/comm/engine_backend/engine_backend.h"
 #include "ddp/comm/hierarchical/tree_partials.h"
-#include "ddp/comm/shared_memory/shared_memory_backend.h"
 
 namespace ddp::internal {
 namespace {
@@ -80,17 +79,20 @@ bool GlooHasAllToAll() {
 
 TestedBackend TestedSharedMemory() {
   const auto make = +[](const Seat& seat) {
-    auto backend = MakeSharedMemoryBackend(seat.store, {.rank = seat.rank,
-                                                        .size = seat.size,
-                                                        .timeout = seat.timeout,
-                                                        .connect_timeout = seat.timeout});
+    auto backend = MakeEngineBackend(seat.store, {.rank = seat.rank,
+                                                  .hosts = {{0, seat.size}},
+                                                  .timeout = seat.timeout,
+                                                  .connect_timeout = seat.timeout});
     TORCH_CHECK(backend.ok(), std::string(backend.status().message()));
     return *std::move(backend);
   };
   return {.name = "SharedMemory",
           .new_group = EachRank(make),
           .claims = FullClaims(),
-          .add_traits = &AddSharedMemoryTraits};
+          .add_traits = [](BackendTraits& traits) {
+            AddEngineTraits(traits);
+            traits.all_see_dead_rank = true;
+          }};
 }
 
 // Hosts of two ranks; in a group of an odd size the last host has one.
@@ -100,11 +102,12 @@ TestedBackend TestedHierarchical() {
     for (int rank = 0; rank < seat.size; rank += 2) {
       hosts.push_back({rank, std::min(rank + 2, seat.size)});
     }
-    auto backend = MakeHierarchicalBackend(seat.store, {.rank = seat.rank,
-                                                        .hosts = hosts,
-                                                        .timeout = seat.timeout,
-                                                        .connect_timeout = seat.timeout,
-                                                        .over_loopback = true});
+    auto backend = MakeEngineBackend(seat.store, {.name = kHierarchicalName,
+                                                  .rank = seat.rank,
+                                                  .hosts = hosts,
+                                                  .timeout = seat.timeout,
+                                                  .connect_timeout = seat.timeout,
+                                                  .over_loopback = true});
     TORCH_CHECK(backend.ok(), std::string(backend.status().message()));
     return *std::move(backend);
   };
@@ -114,7 +117,7 @@ TestedBackend TestedHierarchical() {
   return {.name = "Hierarchical",
           .new_group = EachRank(make),
           .claims = claims,
-          .add_traits = &AddHierarchicalTraits};
+          .add_traits = &AddEngineTraits};
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
-// Length: one short method for each of c10d's operations. CollectiveEngine does their work.
+// Length: one short method for each of c10d's operations. RankEngine does their work.
 
-#include "ddp/comm/shared_memory/shared_memory_backend.h"
+#include "ddp/comm/engine_backend/engine_backend.h"
 
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -13,87 +12,87 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
-#include "ddp/comm/host_group/group_entry.h"
+#include "base/mutex.h"
+#include "ddp/comm/backend/gloo_backend.h"
+#include "ddp/comm/engine_backend/engine_work.h"
+#include "ddp/comm/hierarchical/gloo_link.h"
+#include "ddp/comm/hierarchical/host_layout.h"
+#include "ddp/comm/hierarchical/host_meeting.h"
+#include "ddp/comm/hierarchical/rank_engine.h"
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/meeting/c10d_group_store.h"
-#include "ddp/comm/shared_memory/batch_work.h"
-#include "ddp/comm/shared_memory/collective_engine.h"
 #include "ddp/comm/shared_memory/registered_memory.h"
-#include "ddp/comm/shared_memory/shared_memory_work.h"
 #include "ddp/comm/shared_memory/tensor_reduction.h"
 #include "ddp/common/logging.h"
 
 namespace ddp::internal {
 namespace {
 
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using EnginePtr = std::shared_ptr<RankEngine>;
 using Kind = CollectiveRequest::Kind;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// The state that a backend shares with its works.
-struct Shared {
-  explicit Shared(GroupEntry::Result entry)
-      : group(std::make_shared<HostGroup>(std::move(entry))), engine(group.get()) {}
+// Leaves a group that the backend is no longer a part of.
+void Leave(const EnginePtr& engine, const BackendPtr& gloo) {
+  // A forked child has none of the threads that the destructors join.
+  static auto* const kept = new std::vector<std::pair<EnginePtr, BackendPtr>>;
+  if (engine->group()->in_forked_child()) {
+    kept->emplace_back(engine, gloo);
+    return;
+  }
+  const auto leave = [engine, gloo] { engine->Leave(); };
+  // A continuation that ran on such a thread may have held the last reference.
+  if (!engine->MustNotLeave()) return leave();
+  try {
+    std::thread(leave).detach();
+  } catch (const std::exception& error) {  // the group ends with the process
+    LOG(ERROR) << "a group cannot end without a thread: " << error.what();
+    kept->emplace_back(engine, gloo);
+  }
+}
 
-  const std::shared_ptr<HostGroup> group;  // also of channels, which may outlive the backend
-  CollectiveEngine engine;
-};
-
-class SharedMemoryBackend final : public c10d::Backend {
+class EngineBackend final : public c10d::Backend {
  public:
-  struct SharedOptions : Options {
-    explicit SharedOptions(std::chrono::milliseconds timeout)
-        : Options(kSharedMemoryName, timeout) {}
+  struct EngineOptions : Options {
+    using Options::Options;
   };
 
-  SharedMemoryBackend(GroupEntry::Result entry, int size, absl::Duration timeout)
-      : Backend(entry.member, size),
-        options_(c10::make_intrusive<SharedOptions>(absl::ToChronoMilliseconds(timeout))),
-        shared_(std::make_shared<Shared>(std::move(entry))) {}
+  // `gloo` carries the messages between the ranks of several hosts; null on one host.
+  EngineBackend(const EngineBackendOptions& options, EnginePtr engine, BackendPtr gloo)
+      : Backend(options.rank, options.hosts.back().end),
+        options_(c10::make_intrusive<EngineOptions>(options.name,
+                                                    absl::ToChronoMilliseconds(options.timeout))),
+        engine_(std::move(engine)),
+        gloo_(std::move(gloo)) {}
 
-  ~SharedMemoryBackend() override {
-    if (group()->in_forked_child()) return;
-    const auto leave = [shared = shared_] {
-      (void)shared->engine.Abort();
-      shared->group->Leave();
-    };
-    // A continuation that ran on the group's thread may have held the last reference.
-    if (!group()->OnThread()) {
-      leave();
-      return;
-    }
-    try {
-      std::thread(leave).detach();
-    } catch (const std::exception& error) {  // the group ends with the process
-      LOG(ERROR) << "a group in shared memory cannot end without a thread: " << error.what();
-      static auto* const kept = new std::vector<std::shared_ptr<Shared>>;
-      kept->push_back(shared_);
-    }
-  }
+  ~EngineBackend() override { Leave(engine_, gloo_); }
 
+  RankEngine& engine() { return *engine_; }
   std::function<void()> Waker() {
-    return [weak = std::weak_ptr<Shared>(shared_)] {
-      if (const auto shared = weak.lock()) shared->engine.Wake();
+    return [weak = std::weak_ptr<RankEngine>(engine_)] {
+      if (const auto engine = weak.lock()) engine->Wake();
     };
   }
-
-  const std::shared_ptr<HostGroup>& group() { return shared_->group; }
-  CollectiveEngine& engine() { return shared_->engine; }
   void set_tag(uint32_t tag) { tag_ = tag; }
   void set_driven() { hurries_ = false; }
 
-  const std::string getBackendName() const override { return kSharedMemoryName; }
+  const std::string getBackendName() const override { return options_->backend; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
-  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
-  void abort() override { (void)engine().Abort(); }
-  void shutdown() override { (void)engine().Abort(); }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    options_->timeout = timeout;
+    if (gloo_) gloo_->setTimeout(timeout);
+  }
+  void abort() override { (void)engine_->Abort(); }
+  void shutdown() override { (void)engine_->Abort(); }
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {  // NOLINT: c10d's type
     return AllocateRegistered(size, options);
@@ -155,26 +154,31 @@ class SharedMemoryBackend final : public c10d::Backend {
   void AddAllToAll(Batch& batch, const Tensors& outputs, const Tensors& inputs);
   Tensors PartsOf(const at::Tensor& tensor) const;
   WorkPtr Launch(Batch&& batch, std::chrono::milliseconds timeout);
+  template <typename Start>
+  WorkPtr StartMessage(Batch&& batch, const Start& start);
+  template <typename Start>
+  WorkPtr StartGloo(int tag, const Start& start);
   WorkPtr Receive(Tensors& tensors, int from, int tag);
 
-  const c10::intrusive_ptr<SharedOptions> options_;
-  const std::shared_ptr<Shared> shared_;
+  const c10::intrusive_ptr<EngineOptions> options_;
+  const EnginePtr engine_;
+  const BackendPtr gloo_;
   std::optional<uint32_t> tag_;
   bool hurries_ = true;
   uint64_t sequence_ = 0;
 };
 
-void SharedMemoryBackend::CheckDense(const at::Tensor& tensor) {
+void EngineBackend::CheckDense(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided,
                     "expected a dense tensor on the CPU");
 }
 
-void SharedMemoryBackend::CheckOne(const Tensors& tensors) const {
+void EngineBackend::CheckOne(const Tensors& tensors) const {
   TORCH_CHECK_VALUE(tensors.size() == 1, "expected one tensor, got ", tensors.size());
   CheckDense(tensors.front());
 }
 
-void SharedMemoryBackend::CheckLike(const Tensors& tensors, const at::Tensor& like) const {
+void EngineBackend::CheckLike(const Tensors& tensors, const at::Tensor& like) const {
   TORCH_CHECK_VALUE(tensors.size() == static_cast<size_t>(size_), "expected ", size_,
                     " tensors, got ", tensors.size());
   for (const at::Tensor& tensor : tensors) {
@@ -185,41 +189,37 @@ void SharedMemoryBackend::CheckLike(const Tensors& tensors, const at::Tensor& li
   }
 }
 
-void SharedMemoryBackend::CheckRoot(int64_t root) const {
+void EngineBackend::CheckRoot(int64_t root) const {
   TORCH_CHECK_VALUE(root >= 0 && root < size_, "there is no rank ", root, " among ", size_);
 }
 
-WorkPtr SharedMemoryBackend::Launch(Batch&& batch, std::chrono::milliseconds timeout) {
-  const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
+WorkPtr EngineBackend::Launch(Batch&& batch, std::chrono::milliseconds timeout) {
   const auto value_type =
       static_cast<uint8_t>(batch.kept.empty() ? at::kByte : batch.kept.front().scalar_type());
   auto requests = std::move(batch.requests);
-  const size_t count = requests.size();
-  auto work = c10::make_intrusive<BatchWork>(rank_, std::move(batch), count, engine, hurries_);
+  auto work =
+      c10::make_intrusive<EngineWork>(rank_, std::move(batch), requests.size(), engine_, hurries_);
   const std::optional<uint32_t> tag = std::exchange(tag_, std::nullopt);
   ++sequence_;
   for (CollectiveRequest& request : requests) {
     request.tag = tag;
     request.value_type = value_type;
-    engine->Start(std::move(request), TimeoutOf(timeout),
-                  [work](const absl::Status& status) { work->EndOne(status); });
+    engine_->Start(std::move(request), TimeoutOf(timeout),
+                   [work](const absl::Status& status) { work->EndOne(status); });
   }
-  if (count == 0) work->Complete(absl::OkStatus());
   return work;
 }
 
-WorkPtr SharedMemoryBackend::StartAside(CollectiveEngine::Aside aside) {
-  const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
-  auto work = c10::make_intrusive<SharedMemoryWork>(rank_, c10d::OpType::ALLREDUCE, engine,
-                                                    Tensors(), hurries_);
+WorkPtr EngineBackend::StartAside(CollectiveEngine::Aside aside) {
   tag_.reset();
-  engine->StartAside(std::move(aside), TimeoutOf(c10d::kUnsetTimeout),
-                     [work](const absl::Status& status) { work->Complete(status); });
-  return work;
+  return StartMessage({.type = c10d::OpType::ALLREDUCE}, [&](EngineWork& /*work*/,
+                                                             CollectiveEngine::Done done) {
+    engine_->local().StartAside(std::move(aside), TimeoutOf(c10d::kUnsetTimeout), std::move(done));
+  });
 }
 
-void SharedMemoryBackend::AddReduction(Batch& batch, CollectiveRequest request,
-                                       const c10d::ReduceOp& op, const at::Tensor& result) {
+void EngineBackend::AddReduction(Batch& batch, CollectiveRequest request, const c10d::ReduceOp& op,
+                                 const at::Tensor& result) {
   const at::ScalarType type = batch.kept.front().scalar_type();
   request.reduction = ReduceKindOf(op.op_, type);
   request.type = ElementTypeOf(type);
@@ -231,15 +231,14 @@ void SharedMemoryBackend::AddReduction(Batch& batch, CollectiveRequest request,
   }
 }
 
-void SharedMemoryBackend::AddAllReduce(Batch& batch, const at::Tensor& tensor,
-                                       const c10d::ReduceOp& op) {
+void EngineBackend::AddAllReduce(Batch& batch, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   CheckDense(tensor);
   const auto memory = batch.Out(tensor, /*with_contents=*/true);
   AddReduction(batch, {.kind = Kind::kAllReduce, .inputs = {memory}, .outputs = {memory}}, op,
                batch.kept.back());
 }
 
-WorkPtr SharedMemoryBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+WorkPtr EngineBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (tensors.size() == 1 && tensors.front().defined() && tensors.front().is_sparse()) {
     return allreduce_sparse(tensors, options);
   }
@@ -249,8 +248,8 @@ WorkPtr SharedMemoryBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::allreduce_coalesced(Tensors& tensors,
-                                                 const c10d::AllreduceCoalescedOptions& options) {
+WorkPtr EngineBackend::allreduce_coalesced(Tensors& tensors,
+                                           const c10d::AllreduceCoalescedOptions& options) {
   Batch all{.type = c10d::OpType::ALLREDUCE_COALESCED, .results = tensors};
   for (const at::Tensor& tensor : tensors) {
     Batch one;
@@ -261,8 +260,7 @@ WorkPtr SharedMemoryBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 // The tensors of all ranks, indices and values, are gathered and added by rank in the tree's order.
-WorkPtr SharedMemoryBackend::allreduce_sparse(Tensors& tensors,
-                                              const c10d::AllreduceOptions& options) {
+WorkPtr EngineBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   TORCH_CHECK_VALUE(tensors.size() == 1 && tensors.front().is_sparse() && tensors.front().is_cpu(),
                     "expected one sparse tensor on the CPU");
   const bool average = options.reduceOp.op_ == c10d::ReduceOp::AVG;
@@ -291,7 +289,7 @@ WorkPtr SharedMemoryBackend::allreduce_sparse(Tensors& tensors,
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+WorkPtr EngineBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   CheckOne(tensors);
   CheckRoot(options.rootRank);
   Batch batch{.type = c10d::OpType::REDUCE, .results = tensors};
@@ -309,7 +307,7 @@ WorkPtr SharedMemoryBackend::reduce(Tensors& tensors, const c10d::ReduceOptions&
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+WorkPtr EngineBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   CheckOne(tensors);
   CheckRoot(options.rootRank);
   Batch batch{.type = c10d::OpType::BROADCAST, .results = tensors};
@@ -325,7 +323,7 @@ WorkPtr SharedMemoryBackend::broadcast(Tensors& tensors, const c10d::BroadcastOp
 }
 
 // Returns the parts of a contiguous tensor for the ranks, as views.
-Tensors SharedMemoryBackend::PartsOf(const at::Tensor& tensor) const {
+Tensors EngineBackend::PartsOf(const at::Tensor& tensor) const {
   CheckDense(tensor);
   TORCH_CHECK_VALUE(tensor.numel() % size_ == 0, "a tensor of ", tensor.numel(),
                     " elements has no equal parts for ", size_, " ranks");
@@ -336,8 +334,7 @@ Tensors SharedMemoryBackend::PartsOf(const at::Tensor& tensor) const {
   return parts;
 }
 
-void SharedMemoryBackend::AddAllGather(Batch& batch, const Tensors& outputs,
-                                       const at::Tensor& input) {
+void EngineBackend::AddAllGather(Batch& batch, const Tensors& outputs, const at::Tensor& input) {
   CheckDense(input);
   CheckLike(outputs, input);
   CollectiveRequest request{.kind = Kind::kAllGather, .elements = input.nbytes()};
@@ -346,8 +343,8 @@ void SharedMemoryBackend::AddAllGather(Batch& batch, const Tensors& outputs,
   batch.requests.push_back(std::move(request));
 }
 
-WorkPtr SharedMemoryBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                       const c10d::AllgatherOptions& options) {
+WorkPtr EngineBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                 const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == 1, "expected one list of outputs");
   CheckOne(inputs);
   Batch batch{.type = c10d::OpType::ALLGATHER, .results = outputs.front()};
@@ -355,15 +352,15 @@ WorkPtr SharedMemoryBackend::allgather(std::vector<Tensors>& outputs, Tensors& i
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                             const c10d::AllgatherOptions& options) {
+WorkPtr EngineBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                       const c10d::AllgatherOptions& options) {
   Batch batch{.type = c10d::OpType::_ALLGATHER_BASE, .results = {output}};
   AddAllGather(batch, PartsOf(batch.DenseOut(output)), input);
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                 const c10d::AllgatherOptions& options) {
+WorkPtr EngineBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                           const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_),
                     "expected a list of outputs for each rank");
   Batch batch{.type = c10d::OpType::ALLGATHER_COALESCED, .results = {}};
@@ -376,8 +373,8 @@ WorkPtr SharedMemoryBackend::allgather_coalesced(std::vector<Tensors>& outputs, 
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+WorkPtr EngineBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                       const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "expected an output for each input");
   Batch batch{.type = c10d::OpType::COALESCED, .results = outputs};
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -386,8 +383,8 @@ WorkPtr SharedMemoryBackend::allgather_into_tensor_coalesced(
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                    const c10d::GatherOptions& options) {
+WorkPtr EngineBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::GatherOptions& options) {
   CheckOne(inputs);
   CheckRoot(options.rootRank);
   Batch batch{.type = c10d::OpType::GATHER, .results = {}};
@@ -405,8 +402,8 @@ WorkPtr SharedMemoryBackend::gather(std::vector<Tensors>& outputs, Tensors& inpu
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                     const c10d::ScatterOptions& options) {
+WorkPtr EngineBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                               const c10d::ScatterOptions& options) {
   CheckOne(outputs);
   CheckRoot(options.rootRank);
   Batch batch{.type = c10d::OpType::SCATTER, .results = outputs};
@@ -423,8 +420,8 @@ WorkPtr SharedMemoryBackend::scatter(Tensors& outputs, std::vector<Tensors>& inp
   return Launch(std::move(batch), options.timeout);
 }
 
-void SharedMemoryBackend::AddReduceScatter(Batch& batch, const at::Tensor& output,
-                                           const Tensors& inputs, const c10d::ReduceOp& op) {
+void EngineBackend::AddReduceScatter(Batch& batch, const at::Tensor& output, const Tensors& inputs,
+                                     const c10d::ReduceOp& op) {
   CheckDense(output);
   CheckLike(inputs, output);
   CollectiveRequest request{.kind = Kind::kReduceScatter};
@@ -434,8 +431,8 @@ void SharedMemoryBackend::AddReduceScatter(Batch& batch, const at::Tensor& outpu
   AddReduction(batch, std::move(request), op, result);
 }
 
-WorkPtr SharedMemoryBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                            const c10d::ReduceScatterOptions& options) {
+WorkPtr EngineBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                      const c10d::ReduceScatterOptions& options) {
   CheckOne(outputs);
   TORCH_CHECK_VALUE(inputs.size() == 1, "expected one list of inputs");
   Batch batch{.type = c10d::OpType::REDUCE_SCATTER, .results = outputs};
@@ -443,15 +440,15 @@ WorkPtr SharedMemoryBackend::reduce_scatter(Tensors& outputs, std::vector<Tensor
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                  const c10d::ReduceScatterOptions& options) {
+WorkPtr EngineBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                            const c10d::ReduceScatterOptions& options) {
   Batch batch{.type = c10d::OpType::_REDUCE_SCATTER_BASE, .results = {output}};
   AddReduceScatter(batch, output, PartsOf(input.contiguous()), options.reduceOp);
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+WorkPtr EngineBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                       const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "expected an output for each input");
   Batch all{.type = c10d::OpType::COALESCED, .results = outputs};
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -462,7 +459,7 @@ WorkPtr SharedMemoryBackend::reduce_scatter_tensor_coalesced(
   return Launch(std::move(all), options.timeout);
 }
 
-void SharedMemoryBackend::AddAllToAll(Batch& batch, const Tensors& outputs, const Tensors& inputs) {
+void EngineBackend::AddAllToAll(Batch& batch, const Tensors& outputs, const Tensors& inputs) {
   TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_) && inputs.size() == outputs.size(),
                     "expected an input and an output for each of ", size_, " ranks");
   CollectiveRequest request{.kind = Kind::kAllToAll};
@@ -477,17 +474,17 @@ void SharedMemoryBackend::AddAllToAll(Batch& batch, const Tensors& outputs, cons
   batch.requests.push_back(std::move(request));
 }
 
-WorkPtr SharedMemoryBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                                      const c10d::AllToAllOptions& options) {
+WorkPtr EngineBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                const c10d::AllToAllOptions& options) {
   Batch batch{.type = c10d::OpType::ALLTOALL, .results = outputs};
   AddAllToAll(batch, outputs, inputs);
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                           std::vector<int64_t>& output_sizes,
-                                           std::vector<int64_t>& input_sizes,
-                                           const c10d::AllToAllOptions& options) {
+WorkPtr EngineBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                     std::vector<int64_t>& output_sizes,
+                                     std::vector<int64_t>& input_sizes,
+                                     const c10d::AllToAllOptions& options) {
   const auto parts = [&](const at::Tensor& tensor, const std::vector<int64_t>& sizes) {
     if (sizes.empty()) return PartsOf(tensor);
     CheckDense(tensor);
@@ -509,90 +506,134 @@ WorkPtr SharedMemoryBackend::alltoall_base(at::Tensor& output, at::Tensor& input
   return Launch(std::move(batch), options.timeout);
 }
 
-WorkPtr SharedMemoryBackend::barrier(const c10d::BarrierOptions& options) {
+WorkPtr EngineBackend::barrier(const c10d::BarrierOptions& options) {
   Batch batch{.type = c10d::OpType::BARRIER};
   batch.requests.push_back({.kind = Kind::kBarrier});
   return Launch(std::move(batch), options.timeout);
 }
 
 // A timeout names the ranks that have not come in every case.
-void SharedMemoryBackend::monitoredBarrier(const c10d::BarrierOptions& options,
-                                           bool /*wait_all_ranks*/) {
+void EngineBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
   barrier(options)->wait(kNoTimeout);
 }
 
 // ---- Messages.
 
-WorkPtr SharedMemoryBackend::send(Tensors& tensors, int to, int tag) {
+// Starts an operation of the engine of one host that is no collective: start(work, done).
+template <typename Start>
+WorkPtr EngineBackend::StartMessage(Batch&& batch, const Start& start) {
+  auto work = c10::make_intrusive<EngineWork>(rank_, std::move(batch), 1, engine_, hurries_);
+  start(*work, [work](const absl::Status& status) { work->EndOne(status); });
+  return work;
+}
+
+// Starts a message between ranks of several hosts. Greater tags are those of the engine's messages.
+template <typename Start>
+WorkPtr EngineBackend::StartGloo(int tag, const Start& start) {
+  TORCH_CHECK_VALUE(tag >= 0 && tag < GlooLink::kFirstTag,
+                    "between hosts the tag of a message is less than ", GlooLink::kFirstTag,
+                    ", got ", tag);
+  BackendTraits traits;
+  AddGlooTraits(traits);
+  MutexLock lock(*traits.launch_mutex);
+  return start();
+}
+
+WorkPtr EngineBackend::send(Tensors& tensors, int to, int tag) {
+  if (gloo_) return StartGloo(tag, [&] { return gloo_->send(tensors, to, tag); });
   CheckOne(tensors);
   CheckRoot(to);
   TORCH_CHECK_VALUE(to != rank_, "a rank cannot send to itself");
-  const at::Tensor dense = tensors.front().contiguous();
-  const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
-  auto work =
-      c10::make_intrusive<SharedMemoryWork>(rank_, c10d::OpType::SEND, engine, tensors, hurries_);
-  engine->Send(to, static_cast<uint64_t>(tag), BytesOf(dense), TimeoutOf(c10d::kUnsetTimeout),
-               [work, dense](const absl::Status& status) { work->Complete(status); });
-  return work;
+  Batch batch{.type = c10d::OpType::SEND, .results = tensors};
+  const auto data = batch.In(tensors.front());
+  return StartMessage(std::move(batch), [&](EngineWork& /*work*/, CollectiveEngine::Done done) {
+    engine_->local().Send(to, static_cast<uint64_t>(tag), data, TimeoutOf(c10d::kUnsetTimeout),
+                          std::move(done));
+  });
 }
 
-WorkPtr SharedMemoryBackend::Receive(Tensors& tensors, int from, int tag) {
+WorkPtr EngineBackend::Receive(Tensors& tensors, int from, int tag) {
   CheckOne(tensors);
-  const at::Tensor tensor = tensors.front();
-  const at::Tensor dense =
-      tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options());
-  const std::shared_ptr<CollectiveEngine> engine(shared_, &shared_->engine);
-  auto work = c10::make_intrusive<SharedMemoryWork>(
-      rank_, from < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV, engine, tensors,
-      hurries_);
-  engine->Receive(from, static_cast<uint64_t>(tag), BytesOf(dense), work->source(),
-                  TimeoutOf(c10d::kUnsetTimeout),
-                  [work, tensor, dense](const absl::Status& status) {
-                    const at::NoGradGuard no_grad;
-                    if (status.ok() && !dense.is_same(tensor)) tensor.copy_(dense);
-                    work->Complete(status);
-                  });
-  return work;
+  Batch batch{.type = from < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
+              .results = tensors};
+  const auto data = batch.Out(tensors.front());
+  return StartMessage(std::move(batch), [&](EngineWork& work, CollectiveEngine::Done done) {
+    engine_->local().Receive(from, static_cast<uint64_t>(tag), data, work.source(),
+                             TimeoutOf(c10d::kUnsetTimeout), std::move(done));
+  });
 }
 
-WorkPtr SharedMemoryBackend::recv(Tensors& tensors, int from, int tag) {
+WorkPtr EngineBackend::recv(Tensors& tensors, int from, int tag) {
+  if (gloo_) return StartGloo(tag, [&] { return gloo_->recv(tensors, from, tag); });
   CheckRoot(from);
   TORCH_CHECK_VALUE(from != rank_, "a rank cannot receive from itself");
   return Receive(tensors, from, tag);
 }
 
-WorkPtr SharedMemoryBackend::recvAnysource(Tensors& tensors, int tag) {
+WorkPtr EngineBackend::recvAnysource(Tensors& tensors, int tag) {
+  if (gloo_) return StartGloo(tag, [&] { return gloo_->recvAnysource(tensors, tag); });
   return Receive(tensors, -1, tag);
 }
 
-SharedMemoryBackend& Cast(c10d::Backend& backend) {
-  return static_cast<SharedMemoryBackend&>(backend);
+EngineBackend& Cast(c10d::Backend& backend) { return static_cast<EngineBackend&>(backend); }
+
+StorePtr Prefixed(const std::string& prefix, const StorePtr& store) {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
 }
+
+constexpr char kGlooPrefix[] = "hosts";
 
 }  // namespace
 
-absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeSharedMemoryBackend(
-    const c10::intrusive_ptr<c10d::Store>& store, const SharedMemoryOptions& options) {
+absl::StatusOr<BackendPtr> MakeEngineBackend(const StorePtr& store,
+                                             const EngineBackendOptions& options) {
+  const HostLayout layout(options.hosts, options.rank);
+  const bool one_host = layout.host_count() == 1;
   const std::shared_ptr<GroupStore> keys = MakeGroupStore(store);
-  auto entry = GroupEntry::Run(
-      *keys, {.member = options.rank, .size = options.size, .timeout = options.connect_timeout});
+  auto entry = one_host ? GroupEntry::Run(*keys, {.member = layout.member(),
+                                                  .size = layout.ranks(),
+                                                  .timeout = options.connect_timeout})
+                        : ShareMemory(*keys, *MakeGroupStore(Prefixed(HostPrefix(layout), store)),
+                                      layout, options.connect_timeout);
   if (!entry.ok()) return entry.status();
-  return c10::make_intrusive<SharedMemoryBackend>(*std::move(entry), options.size, options.timeout);
+  auto group = std::make_shared<HostGroup>(*std::move(entry));
+  BackendPtr gloo;
+  if (!one_host) {
+    gloo = MakeGlooBackend(Prefixed(kGlooPrefix, store), {.rank = options.rank,
+                                                          .size = layout.ranks(),
+                                                          .timeout = options.connect_timeout,
+                                                          .single_host = options.over_loopback});
+    gloo->setTimeout(absl::ToChronoMilliseconds(options.timeout));
+  }
+  auto engine = std::make_shared<RankEngine>(
+      layout, std::move(group), one_host ? nullptr : std::make_unique<GlooLink>(gloo),
+      HierarchicalEngine::Options{.deterministic = options.deterministic});
+  return c10::make_intrusive<EngineBackend>(options, std::move(engine), std::move(gloo));
 }
 
-std::vector<std::string> SharedMemoryKeys() { return GroupEntry::Keys(); }
-
-bool IsSharedMemory(const c10d::Backend& backend) {
-  return dynamic_cast<const SharedMemoryBackend*>(&backend) != nullptr;
+std::vector<std::string> EngineBackendKeys(int size, bool one_host) {
+  if (one_host) return GroupEntry::Keys();
+  std::vector<std::string> keys = ShareMemoryKeys(size);
+  for (const std::string& key : GlooKeys(size)) {
+    keys.push_back(absl::StrCat(kGlooPrefix, "/", key));
+  }
+  return keys;
 }
 
-std::shared_ptr<HostGroup> HostGroupOf(c10d::Backend& backend) { return Cast(backend).group(); }
+bool IsEngineBackend(const c10d::Backend& backend) {
+  return dynamic_cast<const EngineBackend*>(&backend) != nullptr;
+}
 
-c10::intrusive_ptr<c10d::Work> StartAside(c10d::Backend& backend, CollectiveEngine::Aside aside) {
+std::shared_ptr<HostGroup> OneHostGroupOf(c10d::Backend& backend) {
+  if (!IsEngineBackend(backend) || !Cast(backend).engine().has_one_host()) return nullptr;
+  return Cast(backend).engine().group();
+}
+
+WorkPtr StartAside(c10d::Backend& backend, CollectiveEngine::Aside aside) {
   return Cast(backend).StartAside(std::move(aside));
 }
 
-void AddSharedMemoryTraits(BackendTraits& traits) {
+void AddEngineTraits(BackendTraits& traits) {
   traits.set_tag = [](c10d::Backend& backend, uint32_t tag) { Cast(backend).set_tag(tag); };
   traits.drive = [](c10d::Backend& backend, const std::function<bool()>& stop,
                     absl::Time deadline) {
@@ -602,11 +643,7 @@ void AddSharedMemoryTraits(BackendTraits& traits) {
   traits.waker = [](c10d::Backend& backend) { return Cast(backend).Waker(); };
   traits.abort = [](c10d::Backend& backend) { return Cast(backend).engine().Abort(); };
   traits.allocates_shared = true;
-  traits.dead_rank = [](c10d::Backend& backend) {
-    const HostGroup::End end = Cast(backend).group()->end();
-    return end.kind == GroupEnd::kDied ? end.member : -1;
-  };
-  traits.all_see_dead_rank = true;
+  traits.dead_rank = [](c10d::Backend& backend) { return Cast(backend).engine().dead_rank(); };
 }
 
 }  // namespace ddp::internal

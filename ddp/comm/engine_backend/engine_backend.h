@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_SHARED_MEMORY_SHARED_MEMORY_BACKEND_H_
-#define DDP_COMM_SHARED_MEMORY_SHARED_MEMORY_BACKEND_H_
+#ifndef DDP_COMM_ENGINE_BACKEND_ENGINE_BACKEND_H_
+#define DDP_COMM_ENGINE_BACKEND_ENGINE_BACKEND_H_
 
 #include <memory>
 #include <string>
@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "ddp/comm/backend/backend_traits.h"
+#include "ddp/comm/hierarchical/tree_partials.h"
 #include "ddp/comm/shared_memory/collective_engine.h"
 
 namespace c10d {
@@ -22,49 +23,69 @@ namespace ddp::internal {
 
 class HostGroup;
 
-struct SharedMemoryOptions {
-  int rank = 0;  // among the ranks of this host
-  int size = 1;
-  absl::Duration timeout = absl::Minutes(30);          // of one operation
+inline constexpr char kSharedMemoryName[] = "shm";
+inline constexpr char kHierarchicalName[] = "hierarchical";
+
+struct EngineBackendOptions {
+  std::string name = kSharedMemoryName;  // as c10d shows it
+  int rank = 0;
+  std::vector<RankRange> hosts;                // see FindHosts() in host_meeting.h. At least one
+  absl::Duration timeout = absl::Minutes(30);  // of one operation
   absl::Duration connect_timeout = absl::Minutes(30);  // for the last rank to come
+
+  // The order in which sums of several hosts are taken; see HierarchicalEngine.
+  bool deterministic = true;
+
+  // True when the connections between the hosts go over the loopback address: for tests, whose
+  // hosts are one.
+  bool over_loopback = false;
 };
 
-inline constexpr char kSharedMemoryName[] = "shm";
-
-// Makes a c10d backend for the ranks of one host, which all call this at the same time with the
-// same `store`. Blocks until all have come. See CollectiveEngine for how it works, and HostGroup
-// for what happens when a rank dies.
+// Makes a c10d backend for the ranks of one host or of several, which all call this at the same
+// time with the same `store`. Blocks until all have come. Inside a host the ranks share memory: see
+// CollectiveEngine, and HostGroup for what happens when a rank dies. Between hosts they use
+// LibTorch's Gloo: see HierarchicalEngine.
 //
 // Operations. All of c10d's collectives and messages, on CPU tensors of every type. Strides are
-// free; a tensor that is not contiguous costs a copy. An all-reduce also takes sparse (COO)
-// tensors. Average: the sum, divided by the number of ranks; floating and complex types only. Bool:
-// sum and max are "or", product and min are "and". Bitwise operations: integers and bool.
+// free; a tensor that is not contiguous costs a copy. (On several hosts Gloo carries the messages:
+// of contiguous tensors, with tags below 2^30.) An all-reduce also takes sparse (COO) tensors.
+// Average: the sum, divided by the number of ranks; floating and complex types only. Bool: sum and
+// max are "or", product and min are "and". Bitwise operations: integers and bool.
 //
-// Works. Every operation is asynchronous. Work::wait() does the work on the waiting thread. A
-// future completes without a wait as well. abort() fails the operations of all ranks.
+// Works. Every operation is asynchronous. On one host Work::wait() does the work on the waiting
+// thread. A future completes without a wait as well. abort() fails the operations of all ranks.
+// Continuations of futures run on the engine's threads.
 //
-// Memory. allocateTensor() returns memory that all ranks see; collectives use it without a copy.
+// Memory. allocateTensor() returns memory that all ranks of the host see; collectives use it
+// without a copy.
 //
-// Errors: kDeadlineExceeded: a rank has not come. Others: the ranks cannot share memory; the same
-// on all ranks. Throws what the store throws.
-absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeSharedMemoryBackend(
-    const c10::intrusive_ptr<c10d::Store>& store, const SharedMemoryOptions& options);
+// End. An operation that fails on several hosts ends the backend: so every rank's operations fail,
+// on all hosts, also when a process dies. Its peers on the same host notice that within
+// microseconds.
+//
+// Errors: kDeadlineExceeded: a rank has not come. Others: the ranks of a host cannot share memory;
+// the same on all ranks. Throws CommunicationError when Gloo cannot connect, and what the store
+// throws.
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeEngineBackend(
+    const c10::intrusive_ptr<c10d::Store>& store, const EngineBackendOptions& options);
 
-// Returns the keys that MakeSharedMemoryBackend() leaves in its store.
-std::vector<std::string> SharedMemoryKeys();
+// Returns the keys that MakeEngineBackend() leaves in the store of a group of `size` ranks on one
+// host, or on several.
+std::vector<std::string> EngineBackendKeys(int size, bool one_host);
 
 // Returns true when `backend` was made here.
-bool IsSharedMemory(const c10d::Backend& backend);
+bool IsEngineBackend(const c10d::Backend& backend);
 
-// Returns the group of a backend that was made here. The backend's destructor leaves the group.
-std::shared_ptr<HostGroup> HostGroupOf(c10d::Backend& backend);
+// Returns the group of a backend that was made here for one host; null for any other backend. The
+// backend's destructor leaves the group.
+std::shared_ptr<HostGroup> OneHostGroupOf(c10d::Backend& backend);
 
-// Starts an operation with a protocol of its own on a backend that was made here.
+// Starts an operation with a protocol of its own on a backend of OneHostGroupOf().
 c10::intrusive_ptr<c10d::Work> StartAside(c10d::Backend& backend, CollectiveEngine::Aside aside);
 
 // Sets the functions of `traits` for a backend that was made here.
-void AddSharedMemoryTraits(BackendTraits& traits);
+void AddEngineTraits(BackendTraits& traits);
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_SHARED_MEMORY_SHARED_MEMORY_BACKEND_H_
+#endif  // DDP_COMM_ENGINE_BACKEND_ENGINE_BACKEND_H_

@@ -1,20 +1,18 @@
 #include "ddp/comm/hierarchical/gloo_link.h"
 
 #include <algorithm>
+#include <exception>
 #include <string>
 
 #include <ATen/ops/from_blob.h>
 
-#include "absl/strings/match.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
+#include "ddp/comm/backend/backend_traits.h"
 #include "ddp/comm/backend/gloo_backend.h"
 
 namespace ddp::internal {
 namespace {
-
-absl::Status Ended() { return absl::UnavailableError("Connection closed: the group ends"); }
-
-}  // namespace
 
 const BackendTraits& GlooTraits() {
   static const auto* const traits = [] {
@@ -25,12 +23,12 @@ const BackendTraits& GlooTraits() {
   return *traits;
 }
 
-absl::Status StatusOf(const std::exception& error) {
+std::string TextOf(const std::exception& error) {
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
-  if (absl::StrContains(text, "imed out")) return absl::DeadlineExceededError(text);
-  return absl::UnavailableError(text);
+  return torch_error ? torch_error->what_without_backtrace() : error.what();
 }
+
+}  // namespace
 
 struct GlooLink::Message : Transfer {
   explicit Message(GlooLink* link) : link(link) {}
@@ -41,11 +39,16 @@ struct GlooLink::Message : Transfer {
   absl::Status Wait(absl::Duration timeout) override {
     if (!work) return error;
     const auto limit = std::clamp(timeout, absl::Milliseconds(1), CondVar::kLongestWait);
+    const MonotonicClock clock;
+    const absl::Time deadline = clock.Now() + limit;
     try {
       if (work->wait(absl::ToChronoMilliseconds(limit))) return absl::OkStatus();
-      return Ended();
+      return absl::UnavailableError("Connection closed: the group ends");
     } catch (const std::exception& failure) {
-      return StatusOf(failure);
+      // Gloo counts whole milliseconds.
+      const bool late = clock.Now() + absl::Milliseconds(1) >= deadline;
+      return late ? absl::DeadlineExceededError(TextOf(failure))
+                  : absl::UnavailableError(TextOf(failure));
     }
   }
 
@@ -69,6 +72,8 @@ std::unique_ptr<GlooLink::Transfer> GlooLink::Receive(int rank, Stream stream,
 }
 
 void GlooLink::End() {
+  GlooTraits().end_operations(*gloo_);
+  // Gloo does not fail a message of which a part has arrived.
   MutexLock lock(mutex_);
   ended_ = true;
   for (Message* const message : in_progress_) message->work->abort();
@@ -78,15 +83,15 @@ std::unique_ptr<GlooLink::Transfer> GlooLink::Start(uint32_t number, Stream stre
                                                     std::span<const std::byte> data,
                                                     const Launch& launch) {
   auto message = std::make_unique<Message>(this);
-  // Tags are not negative. A number comes again long after its message.
-  const int tag = static_cast<int>((number << 1 | static_cast<uint32_t>(stream)) & 0x7fffffff);
+  const uint32_t tag = kFirstTag | static_cast<uint32_t>(stream) << 29 |
+                       (fingerprint_ & 0x1fffff) << 8 | (number & 0xff);
   try {
     Tensors tensors = {at::from_blob(const_cast<std::byte*>(data.data()),
                                      {static_cast<int64_t>(data.size())}, at::kByte)};
     MutexLock lock(*GlooTraits().launch_mutex);
-    message->work = launch(tensors, tag);
+    message->work = launch(tensors, static_cast<int>(tag));
   } catch (const std::exception& failure) {
-    message->error = StatusOf(failure);
+    message->error = absl::UnavailableError(TextOf(failure));
     return message;
   }
   MutexLock lock(mutex_);

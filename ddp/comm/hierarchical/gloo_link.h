@@ -1,10 +1,8 @@
-// Messages between hosts by LibTorch's Gloo.
 #ifndef DDP_COMM_HIERARCHICAL_GLOO_LINK_H_
 #define DDP_COMM_HIERARCHICAL_GLOO_LINK_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,32 +15,28 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "base/mutex.h"
-#include "ddp/comm/backend/backend_traits.h"
 #include "ddp/comm/hierarchical/host_link.h"
 
 namespace ddp::internal {
 
-const BackendTraits& GlooTraits();
-
-// Returns the status for an exception of LibTorch.
-absl::Status StatusOf(const std::exception& error);
-
-// A link through a Gloo that carries nothing else. The tag of a message is its number and its
-// stream.
+// Messages between hosts by LibTorch's Gloo over all ranks, which also carries the program's own
+// messages: send() and recv().
 //
-// Threads: one at a time; End() any.
+// The tag of a message is made of its stream, the collective's fingerprint, and its number among
+// those of the rank and the stream. Gloo keeps the order of messages of one tag, so numbers may
+// come again. They spread the messages over the network devices, where Gloo has several.
 class GlooLink : public HostLink {
  public:
+  // Tags of the program's messages are smaller.
+  static constexpr int kFirstTag = 1 << 30;
+
   explicit GlooLink(c10::intrusive_ptr<c10d::Backend> gloo);
 
+  void Enter(uint32_t fingerprint) override { fingerprint_ = fingerprint; }
   std::unique_ptr<Transfer> Send(int rank, Stream stream, std::span<const std::byte> data) override;
   std::unique_ptr<Transfer> Receive(int rank, Stream stream, std::span<std::byte> data) override;
-
-  // Fails the messages in progress and all later ones. To be called after the end of the
-  // connections: Gloo does not fail a message of which a part has arrived.
-  void End();
+  void End() override;
 
  private:
   struct Message;
@@ -53,6 +47,7 @@ class GlooLink : public HostLink {
                                   const Launch& launch);
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
+  uint32_t fingerprint_ = 0;
   std::map<std::pair<int, Stream>, uint32_t> sent_;  // messages so far, by rank
   std::map<std::pair<int, Stream>, uint32_t> received_;
 

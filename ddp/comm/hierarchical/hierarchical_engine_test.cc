@@ -1,20 +1,19 @@
 #include "ddp/comm/hierarchical/hierarchical_engine.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <latch>
-#include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
-#include "base/mutex.h"
+#include "ddp/comm/hierarchical/test_wire.h"
 #include "ddp/comm/host_group/group_entry.h"
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/kernels/reduce.h"
@@ -30,100 +29,9 @@ namespace {
 using ::ddp::testing::FakeGroupStore;
 using ::ddp::testing::RunThreads;
 using ::testing::HasSubstr;
+using Kind = CollectiveRequest::Kind;
 
 constexpr absl::Duration kTimeout = absl::Seconds(60);
-constexpr size_t kChunkBytes = 1024;  // small, so that small arrays have many
-
-// A stream of messages from one rank to another.
-struct Route {
-  int from = 0;
-  int to = 0;
-  HostLink::Stream stream = HostLink::Stream::kData;
-  friend auto operator<=>(const Route&, const Route&) = default;
-};
-
-// The network between the ranks, which are threads of the test. Thread-safe.
-class Wire {
- public:
-  // Returns the number of the next message of a route, for its sender or its receiver.
-  size_t Number(bool sends, const Route& route) {
-    MutexLock lock(mutex_);
-    return numbers_[{sends, route}]++;
-  }
-
-  void Put(const Route& route, size_t number, std::span<const std::byte> data) {
-    MutexLock lock(mutex_);
-    messages_[route][number].assign(data.begin(), data.end());
-    sent_[route.from] += data.size();
-    changed_.NotifyAll();
-  }
-
-  absl::Status Take(const Route& route, size_t number, std::span<std::byte> data) {
-    MutexLock lock(mutex_);
-    auto& messages = messages_[route];
-    while (!messages.contains(number)) {
-      if (closed_) return absl::UnavailableError("the wire is cut");
-      (void)changed_.WaitFor(mutex_, kTimeout);
-    }
-    const std::vector<std::byte> message = std::move(messages[number]);
-    messages.erase(number);
-    EXPECT_EQ(message.size(), data.size()) << "from " << route.from << " to " << route.to;
-    std::memcpy(data.data(), message.data(), std::min(message.size(), data.size()));
-    return absl::OkStatus();
-  }
-
-  void Close() {
-    MutexLock lock(mutex_);
-    closed_ = true;
-    changed_.NotifyAll();
-  }
-
-  // Returns the bytes that the ranks of `host` have sent so far.
-  size_t SentBy(RankRange host) {
-    MutexLock lock(mutex_);
-    size_t bytes = 0;
-    for (int rank = host.begin; rank < host.end; ++rank) bytes += sent_[rank];
-    return bytes;
-  }
-
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<std::pair<bool, Route>, size_t> numbers_ ABSL_GUARDED_BY(mutex_);
-  std::map<Route, std::map<size_t, std::vector<std::byte>>> messages_ ABSL_GUARDED_BY(mutex_);
-  std::map<int, size_t> sent_ ABSL_GUARDED_BY(mutex_);
-};
-
-// Sends at once, so that a Send() never waits for its Wait().
-class WireLink : public HostLink {
- public:
-  WireLink(Wire* wire, int rank) : wire_(wire), rank_(rank) {}
-
-  std::unique_ptr<Transfer> Send(int rank, Stream stream,
-                                 std::span<const std::byte> data) override {
-    const Route route{.from = rank_, .to = rank, .stream = stream};
-    wire_->Put(route, wire_->Number(true, route), data);
-    return std::make_unique<Message>([] { return absl::OkStatus(); });
-  }
-  std::unique_ptr<Transfer> Receive(int rank, Stream stream, std::span<std::byte> data) override {
-    const Route route{.from = rank, .to = rank_, .stream = stream};
-    return std::make_unique<Message>(
-        [wire = wire_, route, data, number = wire_->Number(false, route)] {
-          return wire->Take(route, number, data);
-        });
-  }
-
- private:
-  struct Message : Transfer {
-    explicit Message(std::function<absl::Status()> wait) : wait(std::move(wait)) {}
-    absl::Status Wait(absl::Duration /*timeout*/) override { return wait(); }
-    std::function<absl::Status()> wait;
-  };
-
-  Wire* const wire_;
-  const int rank_;
-};
 
 struct Rank {
   HierarchicalEngine* engine = nullptr;
@@ -132,12 +40,24 @@ struct Rank {
   Wire* wire = nullptr;
   int rank = 0;
 
-  absl::Time Deadline() const { return MonotonicClock().Now() + kTimeout; }
+  absl::Status Run(const CollectiveRequest& request, absl::Duration timeout = kTimeout) const {
+    return engine->Run(request, MonotonicClock().Now() + timeout);
+  }
+  absl::Status Sum(std::vector<float>& values, double factor = 1) const {
+    const auto bytes = std::as_writable_bytes(std::span(values));
+    return Run({.kind = Kind::kAllReduce,
+                .type = ElementType::kFloat,
+                .factor = factor,
+                .elements = values.size(),
+                .inputs = {bytes},
+                .outputs = {bytes}});
+  }
 };
 
 struct Settings {
   std::vector<RankRange> hosts;
   bool deterministic = true;
+  size_t chunk_bytes = 1024;  // small, so that small arrays have many
 };
 
 // Runs `body` in each rank. No rank leaves before all bodies have returned.
@@ -156,8 +76,8 @@ void RunRanks(const Settings& settings, const std::function<void(Rank&)>& body) 
     CollectiveEngine local(&group);
     WireLink link(&wire, rank);
     HierarchicalEngine engine(
-        layout, &local, layout.host_count() > 1 ? &link : nullptr,
-        {.deterministic = settings.deterministic, .chunk_bytes = kChunkBytes});
+        layout, &local, &link,
+        {.deterministic = settings.deterministic, .chunk_bytes = settings.chunk_bytes});
     Rank self{.engine = &engine, .local = &local, .group = &group, .wire = &wire, .rank = rank};
     body(self);
     done.arrive_and_wait();
@@ -206,8 +126,8 @@ std::vector<float> TreeSum(const std::vector<std::vector<float>>& inputs, double
 
 const std::vector<std::vector<int>>& Layouts() {
   static const auto* const layouts = new std::vector<std::vector<int>>{
-      {1},    {3},       {1, 1},    {2, 2},    {1, 2},       {2, 1},    {1, 3},      {3, 3},
-      {4, 4}, {2, 2, 2}, {1, 2, 1}, {2, 3, 1}, {1, 1, 1, 1}, {3, 1, 4}, {2, 2, 2, 2}};
+      {1, 1},    {2, 2},    {1, 2},    {2, 1},       {1, 3},    {3, 3},      {4, 4},
+      {2, 2, 2}, {1, 2, 1}, {2, 3, 1}, {1, 1, 1, 1}, {3, 1, 4}, {2, 2, 2, 2}};
   return *layouts;
 }
 
@@ -216,17 +136,14 @@ TEST(HierarchicalEngineTest, EveryLayoutGivesTheBitsOfOneTree) {
     const std::vector<RankRange> hosts = HostsOfSizes(sizes);
     SCOPED_TRACE(Describe(hosts));
     RunRanks({.hosts = hosts}, [&](Rank& self) {
-      for (const size_t count : {1, 17, 256, 5003}) {
+      for (const size_t count : {1, 17, 256, 2503}) {
         for (const double factor : {1.0, 0.3}) {
           std::vector<std::vector<float>> inputs;
           for (int rank = 0; rank < hosts.back().end; ++rank) {
             inputs.push_back(InputOf(rank, count));
           }
           std::vector<float> mine = inputs[self.rank];
-          ASSERT_TRUE(self.engine
-                          ->AllReduce(Bytes(mine), ReduceKind::kSum, ElementType::kFloat, factor,
-                                      self.Deadline())
-                          .ok());
+          ASSERT_TRUE(self.Sum(mine, factor).ok());
           const std::vector<float> expected = TreeSum(inputs, factor);
           ASSERT_EQ(std::memcmp(mine.data(), expected.data(), count * sizeof(float)), 0)
               << count << " elements on rank " << self.rank;
@@ -257,10 +174,12 @@ TEST(HierarchicalEngineTest, AReduceScatterGivesTheBitsOfOneTree) {
           const std::vector<float> expected = TreeSum(all, factor);
           float* const output =
               self.rank % 2 == 0 ? apart.data() : all[self.rank].data() + self.rank * count;
-          ASSERT_TRUE(self.engine
-                          ->ReduceScatter(inputs, std::as_writable_bytes(std::span(output, count)),
-                                          ReduceKind::kSum, ElementType::kFloat, factor,
-                                          self.Deadline())
+          ASSERT_TRUE(self.Run({.kind = Kind::kReduceScatter,
+                                .type = ElementType::kFloat,
+                                .factor = factor,
+                                .elements = count,
+                                .inputs = {inputs.begin(), inputs.end()},
+                                .outputs = {std::as_writable_bytes(std::span(output, count))}})
                           .ok());
           ASSERT_EQ(std::memcmp(output, expected.data() + self.rank * count, count * sizeof(float)),
                     0)
@@ -282,7 +201,11 @@ TEST(HierarchicalEngineTest, AnAllGatherReachesEveryRank) {
         std::vector<std::span<std::byte>> to;
         for (auto& output : outputs) to.push_back(Bytes(output));
         std::vector<float> mine = InputOf(self.rank, count);
-        ASSERT_TRUE(self.engine->AllGather(Bytes(mine), to, self.Deadline()).ok());
+        ASSERT_TRUE(self.Run({.kind = Kind::kAllGather,
+                              .elements = count,
+                              .inputs = {Bytes(mine)},
+                              .outputs = {to.begin(), to.end()}})
+                        .ok());
         for (int rank = 0; rank < size; ++rank) {
           ASSERT_EQ(outputs[rank], InputOf(rank, count)) << "on rank " << self.rank;
         }
@@ -305,10 +228,7 @@ TEST(HierarchicalEngineTest, TheOrderOfHostsIsAnOption) {
     const std::vector<float> expected = TreeSum(of_hosts, 1);
     RunRanks({.hosts = hosts, .deterministic = false}, [&](Rank& self) {
       std::vector<float> mine = InputOf(self.rank, kCount);
-      ASSERT_TRUE(
-          self.engine
-              ->AllReduce(Bytes(mine), ReduceKind::kSum, ElementType::kFloat, 1, self.Deadline())
-              .ok());
+      ASSERT_TRUE(self.Sum(mine).ok());
       EXPECT_EQ(std::memcmp(mine.data(), expected.data(), kCount * sizeof(float)), 0);
     });
   }
@@ -322,7 +242,7 @@ TEST(HierarchicalEngineTest, AHostSendsNoMoreThanItMust) {
     bool deterministic;
     double arrays;  // sent by the first host
   };
-  constexpr size_t kCount = 3 * 4 * 4 * 1024;
+  constexpr size_t kCount = 3 * 4 * 1024;
   for (const Expected& expected :
        {Expected{{2, 2}, true, 1.0}, Expected{{4, 4}, true, 1.0}, Expected{{2, 2, 2, 2}, true, 1.5},
         Expected{{3, 3}, true, 0.5 * 2 + 0.5}, Expected{{3, 3}, false, 1.0}}) {
@@ -331,10 +251,7 @@ TEST(HierarchicalEngineTest, AHostSendsNoMoreThanItMust) {
     std::latch reduced(hosts.back().end);
     RunRanks({.hosts = hosts, .deterministic = expected.deterministic}, [&](Rank& self) {
       std::vector<float> mine(kCount, 1);
-      ASSERT_TRUE(
-          self.engine
-              ->AllReduce(Bytes(mine), ReduceKind::kSum, ElementType::kFloat, 1, self.Deadline())
-              .ok());
+      ASSERT_TRUE(self.Sum(mine).ok());
       reduced.arrive_and_wait();
       const double arrays =
           static_cast<double>(self.wire->SentBy(hosts[0])) / (kCount * sizeof(float));
@@ -343,7 +260,8 @@ TEST(HierarchicalEngineTest, AHostSendsNoMoreThanItMust) {
   }
 }
 
-// The ranks of the other host need or give half of the tensor, each way.
+// The ranks of the other host need or give half of the tensor, each way. With tags nothing else
+// goes over the link.
 TEST(HierarchicalEngineTest, PartsGoOverTheLinkOnce) {
   const std::vector<RankRange> hosts = HostsOfSizes({2, 2});
   constexpr size_t kCount = 4 * 1024;  // of a part
@@ -359,14 +277,22 @@ TEST(HierarchicalEngineTest, PartsGoOverTheLinkOnce) {
       outputs.push_back(Bytes(tensor).subspan(rank * kBytes, kBytes));
       inputs.push_back(outputs.back());
     }
-    ASSERT_TRUE(self.engine
-                    ->ReduceScatter(inputs, outputs[self.rank], ReduceKind::kSum,
-                                    ElementType::kFloat, 1, self.Deadline())
+    ASSERT_TRUE(self.Run({.kind = Kind::kReduceScatter,
+                          .type = ElementType::kFloat,
+                          .elements = kCount,
+                          .tag = 1U,
+                          .inputs = {inputs.begin(), inputs.end()},
+                          .outputs = {outputs[self.rank]}})
                     .ok());
     reduced.arrive_and_wait();
     EXPECT_EQ(self.wire->SentBy(hosts[0]), 2 * kBytes);
     read.arrive_and_wait();
-    ASSERT_TRUE(self.engine->AllGather(outputs[self.rank], outputs, self.Deadline()).ok());
+    ASSERT_TRUE(self.Run({.kind = Kind::kAllGather,
+                          .elements = kBytes,
+                          .tag = 2U,
+                          .inputs = {outputs[self.rank]},
+                          .outputs = {outputs.begin(), outputs.end()}})
+                    .ok());
     EXPECT_EQ(tensor, std::vector<float>(4 * kCount, 4));
     gathered.arrive_and_wait();
     EXPECT_EQ(self.wire->SentBy(hosts[0]), 4 * kBytes);
@@ -378,10 +304,16 @@ TEST(HierarchicalEngineTest, ABroadcastReachesEveryRank) {
     const std::vector<RankRange> hosts = HostsOfSizes(sizes);
     SCOPED_TRACE(Describe(hosts));
     RunRanks({.hosts = hosts}, [&](Rank& self) {
-      for (int root = 0; root < hosts.back().end; ++root) {
-        for (const size_t count : {1, 256, 3001}) {
+      for (const int root : {0, hosts.back().end - 1}) {
+        for (const size_t count : {1, 1501}) {
           std::vector<float> mine = InputOf(self.rank, count);
-          ASSERT_TRUE(self.engine->Broadcast(Bytes(mine), root, self.Deadline()).ok());
+          CollectiveRequest request{.kind = Kind::kBroadcast, .root = root, .elements = count};
+          if (self.rank == root) {
+            request.inputs = {Bytes(mine)};
+          } else {
+            request.outputs = {Bytes(mine)};
+          }
+          ASSERT_TRUE(self.Run(request).ok());
           ASSERT_EQ(mine, InputOf(root, count)) << root;
         }
       }
@@ -389,17 +321,92 @@ TEST(HierarchicalEngineTest, ABroadcastReachesEveryRank) {
   }
 }
 
+TEST(HierarchicalEngineTest, AReductionReachesItsRootAlone) {
+  const std::vector<RankRange> hosts = HostsOfSizes({2, 1});
+  RunRanks({.hosts = hosts}, [&](Rank& self) {
+    for (int root = 0; root < 3; ++root) {
+      std::vector<float> mine(1000, static_cast<float>(self.rank + 1));
+      CollectiveRequest request{.kind = Kind::kReduce,
+                                .type = ElementType::kFloat,
+                                .root = root,
+                                .elements = mine.size(),
+                                .inputs = {Bytes(mine)}};
+      if (self.rank == root) request.outputs = {Bytes(mine)};
+      ASSERT_TRUE(self.Run(request).ok());
+      const float expected = self.rank == root ? 6 : static_cast<float>(self.rank + 1);
+      EXPECT_EQ(mine, std::vector<float>(1000, expected));
+    }
+  });
+}
+
+// Rank r gives rank n 10 r + n elements.
+TEST(HierarchicalEngineTest, AnAllToAllMovesPartsOfAnySize) {
+  for (const std::vector<int>& sizes : Layouts()) {
+    const std::vector<RankRange> hosts = HostsOfSizes(sizes);
+    const int size = hosts.back().end;
+    SCOPED_TRACE(Describe(hosts));
+    RunRanks({.hosts = hosts}, [&](Rank& self) {
+      std::vector<std::vector<float>> given, taken;
+      for (int other = 0; other < size; ++other) {
+        given.emplace_back(10 * self.rank + other, static_cast<float>(100 * self.rank + other));
+        taken.emplace_back(10 * other + self.rank);
+      }
+      CollectiveRequest request{.kind = Kind::kAllToAll};
+      for (auto& part : given) request.inputs.push_back(Bytes(part));
+      for (auto& part : taken) request.outputs.push_back(Bytes(part));
+      ASSERT_TRUE(self.Run(request).ok());
+      for (int other = 0; other < size; ++other) {
+        EXPECT_EQ(taken[other], std::vector<float>(10 * other + self.rank,
+                                                   static_cast<float>(100 * other + self.rank)));
+      }
+    });
+  }
+}
+
+TEST(HierarchicalEngineTest, AnAllToAllWhoseSizesDoNotFitFailsEverywhere) {
+  RunRanks({.hosts = HostsOfSizes({2, 1})}, [&](Rank& self) {
+    std::vector<float> given(self.rank == 1 ? 3 : 2), taken(6);
+    CollectiveRequest request{.kind = Kind::kAllToAll};
+    for (size_t i = 0; i < 3; ++i) {
+      request.inputs.push_back(Bytes(given));
+      request.outputs.push_back(Bytes(taken).subspan(i * 8, 8));
+    }
+    const absl::Status status = self.Run(request);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1 gives rank 0 12 bytes"));
+  });
+}
+
+// Long arrays go in chunks that grow with stripes and hosts: a message is not shorter than it is
+// between two hosts of two ranks.
+TEST(HierarchicalEngineTest, MoreHostsDoNotMakeMessagesShort) {
+  const auto bytes_of_a_message = [](const std::vector<int>& sizes) {
+    constexpr size_t kCount = size_t{4} << 20;
+    const std::vector<RankRange> hosts = HostsOfSizes(sizes);
+    std::latch reduced(hosts.back().end);
+    std::atomic<size_t> messages = 0;
+    RunRanks({.hosts = hosts, .chunk_bytes = 0}, [&](Rank& self) {
+      std::vector<float> mine(kCount, 1);
+      ASSERT_TRUE(self.Sum(mine).ok());
+      reduced.arrive_and_wait();
+      messages = self.wire->messages_sent();
+    });
+    const auto size = static_cast<size_t>(sizes.size());
+    return 2 * (size - 1) * kCount * sizeof(float) / messages;
+  };
+  EXPECT_GE(bytes_of_a_message({2, 2, 2, 2}), bytes_of_a_message({2, 2}) / 2);
+}
+
 TEST(HierarchicalEngineTest, RanksThatDifferAreNamedEverywhere) {
-  for (const std::vector<int>& sizes : {std::vector<int>{3}, {2, 2}, {1, 2, 1}}) {
+  for (const std::vector<int>& sizes : {std::vector<int>{2, 2}, {1, 2, 1}}) {
     const std::vector<RankRange> hosts = HostsOfSizes(sizes);
     const int size = hosts.back().end;
     SCOPED_TRACE(Describe(hosts));
     for (int differs = 1; differs < size; ++differs) {
       RunRanks({.hosts = hosts}, [&](Rank& self) {
-        CollectiveHeader header{.elements = 4, .operation = 1};
-        EXPECT_TRUE(self.engine->Agree(header, self.Deadline()).ok());
-        if (self.rank == differs) header.elements = 5;
-        const absl::Status status = self.engine->Agree(header, self.Deadline());
+        EXPECT_TRUE(self.Run({.kind = Kind::kBarrier}).ok());
+        std::vector<float> mine(self.rank == differs ? 5 : 4);
+        const absl::Status status = self.Sum(mine);
         EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
         EXPECT_THAT(std::string(status.message()),
                     HasSubstr(absl::StrCat("rank ", differs, " has started another")));
@@ -408,15 +415,37 @@ TEST(HierarchicalEngineTest, RanksThatDifferAreNamedEverywhere) {
   }
 }
 
-// With a tag, a difference ends only with the group.
+// With a tag, a difference ends only with the time or the group.
 TEST(HierarchicalEngineTest, RanksThatDifferByTheirTagsWait) {
-  const std::vector<RankRange> hosts = HostsOfSizes({2, 2});
-  RunRanks({.hosts = hosts}, [&](Rank& self) {
-    const CollectiveHeader header{.tag = self.rank == 3 ? 2U : 1U, .tagged = 1};
-    const absl::Status in_time =
-        self.engine->Agree(header, MonotonicClock().Now() + absl::Milliseconds(300));
-    EXPECT_FALSE(in_time.ok());
-    EXPECT_NE(in_time.code(), absl::StatusCode::kInvalidArgument);
+  for (const Kind kind : {Kind::kBarrier, Kind::kAllReduce}) {
+    RunRanks({.hosts = HostsOfSizes({2, 2})}, [&](Rank& self) {
+      std::vector<float> mine(1000);
+      const absl::Status in_time = self.Run({.kind = kind,
+                                             .type = ElementType::kFloat,
+                                             .elements = mine.size(),
+                                             .tag = self.rank == 3 ? 2U : 1U,
+                                             .inputs = {Bytes(mine)},
+                                             .outputs = {Bytes(mine)}},
+                                            absl::Milliseconds(300));
+      EXPECT_FALSE(in_time.ok());
+      EXPECT_NE(in_time.code(), absl::StatusCode::kInvalidArgument);
+    });
+  }
+}
+
+// A collective with a tag sends its data alone.
+TEST(HierarchicalEngineTest, ATaggedSumComparesNothingBefore) {
+  RunRanks({.hosts = HostsOfSizes({1, 1})}, [&](Rank& self) {
+    std::vector<float> mine(4, 1);
+    ASSERT_TRUE(self.Run({.kind = Kind::kAllReduce,
+                          .type = ElementType::kFloat,
+                          .elements = mine.size(),
+                          .tag = 7U,
+                          .inputs = {Bytes(mine)},
+                          .outputs = {Bytes(mine)}})
+                    .ok());
+    EXPECT_EQ(mine, std::vector<float>(4, 2));
+    EXPECT_LE(self.wire->messages_sent(), 2);
   });
 }
 
@@ -425,11 +454,7 @@ TEST(HierarchicalEngineTest, TheEndOfTheLinkIsAnError) {
   RunRanks({.hosts = hosts}, [&](Rank& self) {
     if (self.rank == 1) return self.wire->Close();
     std::vector<float> mine(1000);
-    EXPECT_EQ(
-        self.engine
-            ->AllReduce(Bytes(mine), ReduceKind::kSum, ElementType::kFloat, 1, self.Deadline())
-            .code(),
-        absl::StatusCode::kUnavailable);
+    EXPECT_EQ(self.Sum(mine).code(), absl::StatusCode::kUnavailable);
   });
 }
 
@@ -439,11 +464,7 @@ TEST(HierarchicalEngineTest, TheEndOfTheHostsGroupIsAnError) {
     if (self.rank == 1) return self.group->Abort();
     if (self.rank == 2) return;
     std::vector<float> mine(1000);
-    EXPECT_EQ(
-        self.engine
-            ->AllReduce(Bytes(mine), ReduceKind::kSum, ElementType::kFloat, 1, self.Deadline())
-            .code(),
-        absl::StatusCode::kUnavailable);
+    EXPECT_EQ(self.Sum(mine).code(), absl::StatusCode::kUnavailable);
   });
 }
 

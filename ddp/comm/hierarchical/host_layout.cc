@@ -9,7 +9,7 @@ namespace ddp::internal {
 
 HostLayout::HostLayout(std::vector<RankRange> hosts, int rank)
     : hosts_(std::move(hosts)), rank_(rank), host_(HostOf(rank)) {
-  for (const RankRange& host : hosts_) lanes_ = std::max(lanes_, host.size());
+  for (const RankRange& host : hosts_) stripes_ = std::max(stripes_, host.size());
 }
 
 int HostLayout::HostOf(int rank) const {
@@ -19,14 +19,14 @@ int HostLayout::HostOf(int rank) const {
   LOG(FATAL) << "rank " << rank << " is on no host";
 }
 
-RankRange HostLayout::LanesOf(int host, int member) const {
+RankRange HostLayout::StripesOf(int host, int member) const {
   const int members = hosts_[host].size();
-  return {.begin = member * lanes_ / members, .end = (member + 1) * lanes_ / members};
+  return {.begin = member * stripes_ / members, .end = (member + 1) * stripes_ / members};
 }
 
-int HostLayout::OwnerOf(int host, int lane) const {
+int HostLayout::OwnerOf(int host, int stripe) const {
   int member = 0;
-  while (LanesOf(host, member).end <= lane) ++member;
+  while (StripesOf(host, member).end <= stripe) ++member;
   return hosts_[host].begin + member;
 }
 
@@ -35,14 +35,14 @@ int HostLayout::CourierOf(int host, int rank) const {
   return hosts_[host].begin + (rank - theirs.begin) * hosts_[host].size() / theirs.size();
 }
 
-Slice HostLayout::LaneSlice(size_t count, size_t element_bytes, int lane) const {
-  return SliceOf(count, element_bytes, lane, lanes_);
+Slice HostLayout::StripeSlice(size_t count, size_t element_bytes, int stripe) const {
+  return SliceOf(count, element_bytes, stripe, stripes_);
 }
 
 Slice HostLayout::MemberSlice(size_t count, size_t element_bytes, int member) const {
-  const RankRange lanes = LanesOf(host_, member);
-  const Slice first = LaneSlice(count, element_bytes, lanes.begin);
-  const Slice last = LaneSlice(count, element_bytes, lanes.end - 1);
+  const RankRange stripes = StripesOf(host_, member);
+  const Slice first = StripeSlice(count, element_bytes, stripes.begin);
+  const Slice last = StripeSlice(count, element_bytes, stripes.end - 1);
   return {.begin = first.begin, .count = last.begin + last.count - first.begin};
 }
 

@@ -15,7 +15,7 @@ TEST(HostLayoutTest, MembersOfEqualHostsMeetByTheirNumbers) {
   const HostLayout layout({{0, 2}, {2, 4}, {4, 6}}, 3);
   EXPECT_EQ(layout.host(), 1);
   EXPECT_EQ(layout.member(), 1);
-  EXPECT_EQ(layout.lanes(), 2);
+  EXPECT_EQ(layout.stripes(), 2);
   EXPECT_EQ(layout.OwnerOf(0, 1), 1);
   EXPECT_EQ(layout.OwnerOf(2, 0), 4);
   EXPECT_EQ(layout.HostOf(5), 2);
@@ -24,17 +24,17 @@ TEST(HostLayoutTest, MembersOfEqualHostsMeetByTheirNumbers) {
 TEST(HostLayoutTest, EveryLaneHasOneOwnerOnEveryHost) {
   const std::vector<RankRange> hosts = {{0, 3}, {3, 4}, {4, 9}, {9, 11}};
   const HostLayout layout(hosts, 4);
-  ASSERT_EQ(layout.lanes(), 5);
+  ASSERT_EQ(layout.stripes(), 5);
   for (int host = 0; host < layout.host_count(); ++host) {
     int next = 0;
     for (int member = 0; member < hosts[host].size(); ++member) {
-      const RankRange lanes = layout.LanesOf(host, member);
-      EXPECT_EQ(lanes.begin, next);
-      EXPECT_GT(lanes.size(), 0);
-      for (int lane = lanes.begin; lane < lanes.end; ++lane) {
-        EXPECT_EQ(layout.OwnerOf(host, lane), hosts[host].begin + member);
+      const RankRange stripes = layout.StripesOf(host, member);
+      EXPECT_EQ(stripes.begin, next);
+      EXPECT_GT(stripes.size(), 0);
+      for (int stripe = stripes.begin; stripe < stripes.end; ++stripe) {
+        EXPECT_EQ(layout.OwnerOf(host, stripe), hosts[host].begin + member);
       }
-      next = lanes.end;
+      next = stripes.end;
     }
     EXPECT_EQ(next, 5);
   }

@@ -1,4 +1,4 @@
-#include "ddp/comm/hierarchical/collective_queue.h"
+#include "ddp/comm/hierarchical/rank_engine.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -8,7 +8,6 @@
 
 #include <glog/logging.h>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 
@@ -20,34 +19,91 @@ constexpr absl::Duration kAbortPatience = absl::Seconds(1);
 
 }  // namespace
 
-CollectiveQueue::CollectiveQueue(Parts parts) : parts_(std::move(parts)) {
-  // The ranks of other hosts notice the death of a peer on this host by their connections.
-  parts_.group->SetOnEnd(parts_.close_connections);
+RankEngine::RankEngine(const HostLayout& layout, std::shared_ptr<HostGroup> group,
+                       std::unique_ptr<HostLink> link, const HierarchicalEngine::Options& options)
+    : first_rank_(layout.local().begin),
+      group_(std::move(group)),
+      local_(group_.get()),
+      link_(std::move(link)),
+      hosts_(link_ == nullptr
+                 ? nullptr
+                 : std::make_unique<HierarchicalEngine>(layout, &local_, link_.get(), options)) {
+  if (has_one_host()) return;
   thread_ = std::thread([this] { RunThread(); });
+  // The ranks of other hosts notice the death of a peer on this host by their connections.
+  group_->SetOnEnd([this] { link_->End(); });
 }
 
-CollectiveQueue::~CollectiveQueue() {
-  if (parts_.group->in_forked_child()) {
-    thread_.detach();  // the thread is the parent's
-    return;
-  }
+RankEngine::~RankEngine() { CHECK(!thread_.joinable()) << "Leave() has not been called"; }
+
+bool RankEngine::MustNotLeave() const {
+  return group_->OnThread() || std::this_thread::get_id() == thread_.get_id();
+}
+
+void RankEngine::Leave() {
   (void)Abort();
-  parts_.group->SetOnEnd(nullptr);
-  {
-    MutexLock lock(mutex_);
-    stopped_ = true;
-    changed_.NotifyAll();
+  if (thread_.joinable()) {
+    group_->SetOnEnd(nullptr);
+    {
+      MutexLock lock(mutex_);
+      stopped_ = true;
+      changed_.NotifyAll();
+    }
+    thread_.join();
   }
-  thread_.join();
+  group_->Leave();
 }
 
-void CollectiveQueue::Push(Collective collective) {
+int RankEngine::dead_rank() const {
+  const HostGroup::End end = group_->end();
+  return end.kind == GroupEnd::kDied ? first_rank_ + end.member : -1;
+}
+
+void RankEngine::Start(CollectiveRequest request, absl::Duration timeout, Done done) {
+  if (has_one_host()) return local_.Start(std::move(request), timeout, std::move(done));
   MutexLock lock(mutex_);
-  waiting_.push_back(std::move(collective));
+  waiting_.push_back({.request = std::move(request),
+                      .deadline = MonotonicClock().Now() + timeout,
+                      .done = std::move(done)});
   changed_.NotifyAll();
 }
 
-void CollectiveQueue::RunThread() {
+bool RankEngine::Drive(const std::function<bool()>& stop, absl::Time deadline) {
+  if (has_one_host()) return local_.Drive(stop, deadline);
+  const MonotonicClock clock;
+  uint64_t seen = 0;
+  const auto look = [&] {
+    MutexLock lock(mutex_);
+    seen = wakes_;
+  };
+  // `stop` may take a lock of someone who is about to wake this thread.
+  for (look(); !stop(); look()) {
+    MutexLock lock(mutex_);
+    while (wakes_ == seen) {
+      const absl::Duration left = deadline - clock.Now();
+      if (left <= absl::ZeroDuration()) return false;
+      (void)changed_.WaitFor(mutex_, left);
+    }
+  }
+  return true;
+}
+
+void RankEngine::Poll() {
+  if (has_one_host()) local_.Poll();
+}
+
+void RankEngine::Hurry() {
+  if (has_one_host()) local_.Hurry();
+}
+
+void RankEngine::Wake() {
+  if (has_one_host()) return local_.Wake();
+  MutexLock lock(mutex_);
+  ++wakes_;
+  changed_.NotifyAll();
+}
+
+void RankEngine::RunThread() {
   ::pthread_setname_np(::pthread_self(), "ddp-hosts");
   sigset_t all;
   ::sigfillset(&all);
@@ -68,37 +124,29 @@ void CollectiveQueue::RunThread() {
     collective = {};
     MutexLock lock(mutex_);
     running_ = false;
+    ++wakes_;
     changed_.NotifyAll();
   }
 }
 
-void CollectiveQueue::Run(Collective& collective) {
+void RankEngine::Run(Collective& collective) {
   absl::Status status;
   {
     MutexLock lock(mutex_);
     status = broken_;
   }
   if (status.ok()) {
-    try {
-      status = parts_.engine->Agree(collective.header, collective.deadline);
-      if (status.ok()) status = collective.run(collective.deadline);
-    } catch (const std::exception& error) {
-      status = absl::InternalError(error.what());
-    }
-    // A rank that gives up is seldom the cause: the reader of the text looks for another one.
-    if (absl::EndsWith(status.message(), " has aborted the group")) {
-      status = absl::UnavailableError(absl::StrCat("Connection closed: ", status.message()));
-    }
+    status = Try(collective);
     {
       MutexLock lock(mutex_);
       broken_.Update(status);
     }
     if (!status.ok() && !absl::IsInvalidArgument(status)) {
-      parts_.group->Abort();
-      parts_.close_connections();
+      group_->Abort();
+      link_->End();
     }
   }
-  collective.run = nullptr;
+  collective.request = {};  // frees its captures before the end is reported
   try {
     collective.done(status);
   } catch (const std::exception& error) {
@@ -106,18 +154,33 @@ void CollectiveQueue::Run(Collective& collective) {
   }
 }
 
-bool CollectiveQueue::Abort() {
+absl::Status RankEngine::Try(const Collective& collective) {
+  absl::Status status;
+  try {
+    status = hosts_->Run(collective.request, collective.deadline);
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+  // A rank that gives up is seldom the cause: the reader of the text looks for another one.
+  if (absl::IsUnavailable(status) && group_->end().kind == GroupEnd::kAborted) {
+    return absl::UnavailableError(absl::StrCat("Connection closed: ", status.message()));
+  }
+  return status;
+}
+
+bool RankEngine::Abort() {
+  if (has_one_host()) return local_.Abort();
   bool idle = false;
   {
     MutexLock lock(mutex_);
     idle = waiting_.empty() && !running_;
     broken_.Update(absl::CancelledError("the backend was destroyed or aborted"));
   }
-  if (!idle) parts_.group->Abort();
-  parts_.close_connections();
+  if (!idle) group_->Abort();
+  link_->End();
   if (idle) return true;
-  const bool quiet = parts_.local->Abort();
-  if (OnThread()) return false;
+  const bool quiet = local_.Abort();
+  if (std::this_thread::get_id() == thread_.get_id()) return false;
   const MonotonicClock clock;
   const absl::Time end = clock.Now() + kAbortPatience;
   MutexLock lock(mutex_);

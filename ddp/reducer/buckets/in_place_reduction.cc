@@ -1,4 +1,5 @@
 #include "ddp/reducer/buckets/in_place_reduction.h"
+#include "ddp/comm/engine_backend/engine_backend.h"
 
 #include <algorithm>
 #include <atomic>
@@ -17,7 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "ddp/comm/host_group/host_group.h"
-#include "ddp/comm/shared_memory/shared_memory_backend.h"
 #include "ddp/common/logging.h"
 #include "ddp/reducer/arena/arena_allocator.h"
 #include "ddp/reducer/arena/gradient_block.h"
@@ -74,11 +74,10 @@ absl::Status InPlaceReduction::Ensure(Demand& demand, const Setup& setup, const 
 std::unique_ptr<InPlaceReduction> InPlaceReduction::Make(Setup& setup, const Options& options,
                                                          Demand& demand) {
   c10d::Backend* const backend = setup.communicator().backend();
-  if (!setup.collective || backend == nullptr || !IsSharedMemory(*backend) || !Fits(setup)) {
-    return nullptr;
-  }
+  if (!setup.collective || backend == nullptr || !Fits(setup)) return nullptr;
+  const std::shared_ptr<HostGroup> group = OneHostGroupOf(*backend);
+  if (group == nullptr) return nullptr;
   std::unique_ptr<InPlaceReduction> made;
-  const std::shared_ptr<HostGroup> group = HostGroupOf(*backend);
   absl::Status status = Ensure(demand, setup, options);
   if (status.ok()) {
     made.reset(new InPlaceReduction(setup, options, demand.held));
