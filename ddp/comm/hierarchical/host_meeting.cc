@@ -52,9 +52,11 @@ std::string HostIdentity() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat network {};
   (void)::stat("/proc/self/ns/net", &network);
+  struct stat processes {};
+  (void)::stat("/proc/self/ns/pid", &processes);
   std::array<char, 256> name = {};
   (void)::gethostname(name.data(), name.size() - 1);
-  return absl::StrCat(boot, " ", network.st_ino, " ", name.data());
+  return absl::StrCat(boot, " ", network.st_ino, " ", processes.st_ino, " ", name.data());
 }
 
 absl::StatusOr<std::vector<std::string>> ExchangeHosts(GroupStore& store, int rank, int size,

@@ -17,8 +17,8 @@
 namespace ddp::internal {
 
 // Returns a text that is equal for two processes when they can share memory and reach each other
-// over the loopback address: the boot of the kernel, the network namespace and the host's name.
-// Containers of one machine with networks of their own are hosts of their own.
+// over the loopback address: the boot of the kernel, the network namespace, the PID namespace and
+// the host's name. Containers of one machine with a namespace of their own are hosts of their own.
 std::string HostIdentity();
 
 // Returns the `identity` of each rank, by rank. All ranks call this at the same time with the same

@@ -7,25 +7,23 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/unique_fd.h"
 #include "ddp/comm/arena/peer_arena.h"
+#include "ddp/comm/host_group/member_thread.h"
 #include "ddp/comm/host_group/segment.h"
 #include "ddp/comm/meeting/group_store.h"
 
 namespace ddp::internal {
 
-// Brings the members of a HostGroup together: member 0 makes the segment, and every member gets
-// the descriptors of the segment and of all members' arenas.
+// Brings the members of a HostGroup together: every member maps the segment, which member 0 makes,
+// and the arenas of all members.
 //
-// Member 0 listens at an abstract unix socket with a random name and publishes name and token in
-// the store. Each member connects and sends the token, its number and its arena's descriptor.
-// Member 0 refuses a process of another user, and closes the connection of a stranger. A stranger
-// that sends nothing holds up nobody. A member sends nothing to a process of another user that
-// listens in the place of member 0. Abstract sockets belong to a network namespace, and the
-// members must have one in common.
+// Member 0 says in the store where its segment is (see ProcessFile). Everything else goes through
+// the segment: each member takes its place there, says where its arena is, waits until all have
+// come, maps their arenas, and waits until all have done so. So a member that dies is noticed as in
+// a group that has come together: by the kernel, at once. A process of another user, or of another
+// PID namespace, can map nothing.
 //
-// All members succeed, or all fail; but a member may end just when the last word goes out. So the
-// connections outlive Run(), in Result::links: see HostGroup.
+// All members succeed, or all fail: one word in the segment has the verdict, and the first stays.
 class GroupEntry {
  public:
   struct Place {
@@ -33,16 +31,11 @@ class GroupEntry {
     int size = 1;
     absl::Duration timeout = absl::Minutes(30);  // for the last member to come
   };
-  // A connection with another member. The kernel closes it when that member's process ends.
-  struct Link {
-    int member = 0;
-    UniqueFd socket;
-  };
   struct Result {
     int member = 0;
-    Segment segment;
+    std::shared_ptr<const Segment> segment;
     std::vector<std::shared_ptr<const PeerArena>> arenas;  // by member
-    std::vector<Link> links = {};  // of member 0: with all others; of any other: with member 0
+    std::unique_ptr<MemberThread> thread;                  // holds this member's place
   };
 
   // Blocks until all members have come. Throws what the store throws. Errors: kDeadlineExceeded: a

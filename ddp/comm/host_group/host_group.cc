@@ -1,10 +1,7 @@
 #include "ddp/comm/host_group/host_group.h"
 
 #include <linux/futex.h>
-#include <poll.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,9 +22,6 @@ namespace {
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 constexpr absl::Duration kLookForDeath = absl::Microseconds(500);
 
-// While a member has not joined.
-constexpr absl::Duration kLookAtLinks = absl::Milliseconds(5);
-
 constexpr absl::Duration kLongestNap = absl::Seconds(60);
 
 constexpr uint32_t kEndKindMask = 0xff;
@@ -36,38 +30,23 @@ constexpr uint32_t kEndKindMask = 0xff;
 
 HostGroup::HostGroup(GroupEntry::Result entry)
     : member_(entry.member),
-      size_(entry.segment.size()),
+      size_(entry.segment->size()),
       process_(::getpid()),
-      segment_(std::make_shared<const Segment>(std::move(entry.segment))),
+      segment_(std::move(entry.segment)),
       arenas_(std::move(entry.arenas)),
-      links_(std::move(entry.links)) {
-  segment_->Prefault(member_);
-  MemberRow& row = segment_->row(member_);
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-    for (size_t core = 0; core < kMaxCores; ++core) {
-      if (CPU_ISSET(core, &allowed)) row.cores[core / 64] |= uint64_t{1} << (core % 64);
-    }
-  }
-  thread_ = std::thread([this] { RunThread(); });
-  // A member that is absent has not yet locked its mutex, so its death would go unnoticed.
-  while (row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kAbsent)) {
-    FutexWait(row.state, static_cast<uint32_t>(MemberState::kAbsent), kLook);
-  }
+      thread_(std::move(entry.thread)) {
+  MeasureCores();
+  thread_->Run([this] { RunThread(); });
 }
 
 HostGroup::~HostGroup() { Leave(); }
 
 void HostGroup::Leave() {
-  if (!thread_.joinable()) return;
-  if (in_forked_child()) {
-    thread_.detach();
-    return;
-  }
+  if (thread_->ended()) return;
+  if (in_forked_child()) return thread_->Abandon();
   stop_thread_.store(true, std::memory_order_release);
   Kick();
-  thread_.join();
+  thread_->End();
 }
 
 bool HostGroup::in_forked_child() const { return ::getpid() != process_; }
@@ -77,11 +56,6 @@ std::byte* HostGroup::InArena(int member, uint64_t offset, uint64_t bytes) const
 }
 
 // ---- The end.
-
-std::atomic<uint32_t>& HostGroup::LifeWord(MemberRow& row) {
-  // The lock word is the first field of glibc's pthread_mutex_t. The kernel's ABI needs it there.
-  return *reinterpret_cast<std::atomic<uint32_t>*>(&row.life);
-}
 
 HostGroup::End HostGroup::end() const {
   const uint32_t word = segment_->header().end.load(std::memory_order_acquire);
@@ -93,7 +67,7 @@ void HostGroup::SetEnd(GroupEnd kind, int member) {
   uint32_t none = 0;
   const uint32_t end = static_cast<uint32_t>(kind) | static_cast<uint32_t>(member) << 8;
   segment_->header().end.compare_exchange_strong(none, end, std::memory_order_seq_cst);
-  RingAll();
+  segment_->RingAll();
 }
 
 void HostGroup::Abort() {
@@ -108,20 +82,10 @@ void HostGroup::TellOfDeath(void* group) {
   }
 }
 
-void HostGroup::RingAll() {
-  for (int member = 0; member < size_; ++member) {
-    std::atomic<uint32_t>& bell = segment_->row(member).bell;
-    bell.fetch_add(1, std::memory_order_seq_cst);
-    FutexWake(bell);
-  }
-}
-
 bool HostGroup::NoticeEnds() {
   if (ended()) return true;
   for (int member = 0; member < size_; ++member) {
-    MemberRow& row = segment_->row(member);
-    if (member != member_ &&
-        (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) != 0) {
+    if (member != member_ && segment_->has_died(member)) {
       SetEnd(GroupEnd::kDied, member);
       return true;
     }
@@ -145,8 +109,7 @@ bool HostGroup::Quiesce(absl::Duration timeout) const {
   for (int member = 0; member < size_; ++member) {
     MemberRow& row = segment_->row(member);
     if (member == member_) continue;
-    while (row.touching.load(std::memory_order_seq_cst) != 0 &&
-           (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) == 0) {
+    while (row.touching.load(std::memory_order_seq_cst) != 0 && !segment_->has_died(member)) {
       if (MonotonicNanoseconds() > until) return false;
       ::sched_yield();
     }
@@ -207,7 +170,7 @@ std::function<bool()> HostGroup::BoardIsGone(int member, uint64_t number) const 
     MemberRow& row = segment->row(member);
     return FindSlot(row, [&](uint64_t shown) { return IsBoard(shown, number); }) == nullptr ||
            row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kLeft) ||
-           (LifeWord(row).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) != 0;
+           segment->has_died(member);
   };
 }
 
@@ -266,7 +229,7 @@ bool HostGroup::Sleep(const std::function<bool()>& done, const std::function<boo
   }
 }
 
-// Decides how long to spin, from the cores of all members. Called when all have joined.
+// Decides how long to spin, from the cores of all members.
 void HostGroup::MeasureCores() {
   int cores = 0;
   for (size_t word = 0; word < kMaxCores / 64; ++word) {
@@ -308,17 +271,7 @@ void HostGroup::Kick() {
 }
 
 void HostGroup::RunThread() {
-  ::pthread_setname_np(::pthread_self(), "ddp-peers");
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   MemberRow& row = segment_->row(member_);
-  const int locked = ::pthread_mutex_lock(&row.life);
-  CHECK(locked == 0) << "the place of member " << member_ << " was taken: " << locked;
-  row.state.store(static_cast<uint32_t>(MemberState::kJoined), std::memory_order_seq_cst);
-  FutexWake(row.state);
-  RingAll();
-  bool measured = false;
   bool counted = false;  // among the sleepers, whom a notification wakes
   std::vector<FutexWord> words;
   // An exception would end the process without a word to the peers.
@@ -346,13 +299,8 @@ void HostGroup::RunThread() {
       if (counted) continue;  // a notification before this line has woken nobody
     }
     words.assign(1, {.word = &row.bell, .expected = bell});
-    const bool all_joined = WatchPeers(words);
-    if (all_joined && !std::exchange(measured, true)) {
-      MeasureCores();
-      links_.clear();
-    }
+    WatchPeers(words);
     if (ended()) {
-      links_.clear();
       try {
         MutexLock lock(background_mutex_);
         if (on_end_) std::exchange(on_end_, nullptr)();
@@ -360,57 +308,28 @@ void HostGroup::RunThread() {
         end_by(error);
       }
     }
-    if (!links_.empty()) {
-      CheckLinks();
-      nap.longest = std::min(nap.longest, kLookAtLinks);
-    }
     SleepOn(words, nap);
   }
   if (counted) row.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-  row.state.store(static_cast<uint32_t>(MemberState::kLeft), std::memory_order_seq_cst);
-  ::pthread_mutex_unlock(&row.life);
-  RingAll();
-}
-
-// Ends the group when a member's process has ended before the member held its mutex.
-void HostGroup::CheckLinks() {
-  for (const GroupEntry::Link& link : links_) {
-    pollfd entry = {.fd = link.socket.get(), .events = POLLRDHUP, .revents = 0};
-    if (::poll(&entry, 1, 0) <= 0) continue;
-    // A member that has joined closes its links when all have. Its mutex tells of its death.
-    if (segment_->row(link.member).state.load(std::memory_order_acquire) ==
-        static_cast<uint32_t>(MemberState::kAbsent)) {
-      SetEnd(GroupEnd::kDied, link.member);
-    }
-  }
 }
 
 // Adds the words by which the kernel marks the ends of the peers. Ends the group when one has died.
-// Returns true when all members have joined and the group lives.
-bool HostGroup::WatchPeers(std::vector<FutexWord>& words) {
-  if (NoticeEnds()) return false;
-  bool all_joined = true;
+void HostGroup::WatchPeers(std::vector<FutexWord>& words) {
+  if (NoticeEnds()) return;
   for (int member = 0; member < size_; ++member) {
-    MemberRow& row = segment_->row(member);
-    if (row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kAbsent)) {
-      all_joined = false;
-      continue;
-    }
     if (member == member_) continue;
     // The kernel wakes a waiter only when the word says that there is one.
-    std::atomic<uint32_t>& life = LifeWord(row);
+    std::atomic<uint32_t>& life = Segment::LifeWord(segment_->row(member));
     uint32_t word = life.load(std::memory_order_acquire);
     while ((word & FUTEX_TID_MASK) != 0 && (word & FUTEX_WAITERS) == 0 &&
            !life.compare_exchange_weak(word, word | FUTEX_WAITERS, std::memory_order_acq_rel)) {
     }
     if ((word & FUTEX_OWNER_DIED) != 0) {  // since NoticeEnds(): the kernel wakes nobody now
-      SetEnd(GroupEnd::kDied, member);
-      return false;
+      return SetEnd(GroupEnd::kDied, member);
     }
     if ((word & FUTEX_TID_MASK) == 0) continue;  // has left
     words.push_back({.word = &life, .expected = word | FUTEX_WAITERS});
   }
-  return all_joined;
 }
 
 void HostGroup::SleepOn(const std::vector<FutexWord>& words, const Nap& nap) const {

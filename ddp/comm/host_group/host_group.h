@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,6 +22,7 @@
 #include "ddp/comm/arena/peer_arena.h"
 #include "ddp/comm/host_group/futex.h"
 #include "ddp/comm/host_group/group_entry.h"
+#include "ddp/comm/host_group/member_thread.h"
 #include "ddp/comm/host_group/segment.h"
 
 namespace ddp::internal {
@@ -41,8 +41,6 @@ namespace ddp::internal {
 // on it, and ends the group for all others. (Linux, Documentation/locking/robust-futex-ABI.)
 // A process that dumps core is marked after the dump. The handler of its fatal signal ends the
 // group before (base/death_notice.h).
-// Until all members hold their mutexes, member 0 also looks at its connections with the others, and
-// each of the others at its connection with member 0.
 //
 // Waiting. A wait spins, and then sleeps. It spins long when the members have a core each (by their
 // affinities and the CPU quota of the cgroup), else for some microseconds.
@@ -66,7 +64,7 @@ class HostGroup {
   };
   using Background = std::function<Nap()>;
 
-  // Takes a place among the members that `entry` has brought together. Starts the thread.
+  // Takes over the place among the members that `entry` has brought together, and its thread.
   explicit HostGroup(GroupEntry::Result entry);
 
   // Leaves.
@@ -79,7 +77,7 @@ class HostGroup {
   void Leave();
 
   // Returns true on the group's own thread, where Leave() must not be called.
-  bool OnThread() const { return std::this_thread::get_id() == thread_.get_id(); }
+  bool OnThread() const { return thread_->IsCurrent(); }
 
   int member() const { return member_; }
   int size() const { return size_; }
@@ -192,15 +190,12 @@ class HostGroup {
   void SetEnd(GroupEnd kind, int member);
   // Ends the group in the handler of a signal that ends this process.
   static void TellOfDeath(void* group);
-  void RingAll();
   void WakeAll();
   // Reads the marks of the kernel. Returns true when the group has ended.
   bool NoticeEnds();
-  static std::atomic<uint32_t>& LifeWord(MemberRow& row);
   void MeasureCores();
   void RunThread();
-  bool WatchPeers(std::vector<FutexWord>& words);
-  void CheckLinks();
+  void WatchPeers(std::vector<FutexWord>& words);
   void SleepOn(const std::vector<FutexWord>& words, const Nap& nap) const;
 
   const int member_;
@@ -208,7 +203,6 @@ class HostGroup {
   const pid_t process_;
   const std::shared_ptr<const Segment> segment_;
   const std::vector<std::shared_ptr<const PeerArena>> arenas_;  // by member
-  std::vector<GroupEntry::Link> links_;  // of the thread; none when all members have joined
   std::atomic<int> spins_ = kShortSpin;
   std::atomic<bool> cores_to_spare_ = false;
 
@@ -218,7 +212,7 @@ class HostGroup {
   Mutex background_mutex_;
   Background background_ ABSL_GUARDED_BY(background_mutex_);
   std::function<void()> on_end_ ABSL_GUARDED_BY(background_mutex_);
-  std::thread thread_;
+  const std::unique_ptr<MemberThread> thread_;
   const DeathNotice death_notice_{&TellOfDeath, this};
 };
 

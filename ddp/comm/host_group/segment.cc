@@ -1,6 +1,7 @@
 #include "ddp/comm/host_group/segment.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -12,13 +13,14 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ddp/comm/host_group/futex.h"
 
 namespace ddp::internal {
 namespace {
 
 // Names this layout: a change of a struct in segment.h, or of what its fields mean, takes a new
-// number. "!ddp-012"
-constexpr uint64_t kMagic = 0x3231302d70646421;
+// number. "!ddp-013"
+constexpr uint64_t kMagic = 0x3331302d70646421;
 
 constexpr size_t RoundUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
@@ -113,6 +115,23 @@ absl::StatusOr<Segment> Segment::Map(UniqueFd fd, int size) {
         "group of another size");
   }
   return segment;
+}
+
+std::atomic<uint32_t>& Segment::LifeWord(MemberRow& row) {
+  // The lock word is the first field of glibc's pthread_mutex_t. The kernel's ABI needs it there.
+  return *reinterpret_cast<std::atomic<uint32_t>*>(&row.life);
+}
+
+bool Segment::has_died(int member) const {
+  return (LifeWord(row(member)).load(std::memory_order_acquire) & FUTEX_OWNER_DIED) != 0;
+}
+
+void Segment::RingAll() const {
+  for (int member = 0; member < size_; ++member) {
+    std::atomic<uint32_t>& bell = row(member).bell;
+    bell.fetch_add(1, std::memory_order_seq_cst);
+    FutexWake(bell);
+  }
 }
 
 void Segment::Prefault(int member) const { std::memset(staging(member, 0), 0, 2 * kStagingBytes); }

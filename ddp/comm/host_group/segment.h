@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
+#include "ddp/comm/host_group/process_file.h"
 
 namespace ddp::internal {
 
@@ -40,9 +41,31 @@ enum class GroupEnd : uint32_t {
 struct SegmentHeader {
   uint64_t magic = 0;
   uint32_t size = 0;
-  std::atomic<uint32_t> end;  // GroupEnd in the low byte, the member above it
+  std::atomic<uint32_t> end;      // GroupEnd in the low byte, the member above it
+  std::atomic<uint32_t> verdict;  // EntryVerdict in the low byte, the member above it
   // The signals without a header that all members together have given. See CollectiveEngine.
   alignas(64) std::atomic<uint64_t> arrivals;
+};
+
+// How the entry of the members ended, for all of them: see GroupEntry. The first verdict is final.
+enum class EntryVerdict : uint32_t {
+  kNone = 0,
+  kEntered = 1,
+  kRefused = 2,  // the reason is in the member's row
+};
+
+// A member's part of the entry.
+enum class EntryStep : uint32_t {
+  kNone = 0,
+  kCame = 1,    // its arena is in its row
+  kMapped = 2,  // it has mapped the arenas of all members
+};
+struct EntryRow {
+  std::atomic<uint32_t> step;  // EntryStep
+  ProcessFile arena;
+  uint64_t arena_bytes = 0;  // how much there is to map
+  uint8_t refusal = 0;       // an absl::StatusCode, with `reason`
+  char reason[255] = {};
 };
 
 // Where all data of a member are at the start of a collective.
@@ -85,8 +108,8 @@ struct MemberRow {
   // thread ends. See HostGroup.
   alignas(64) pthread_mutex_t life;
   alignas(64) std::atomic<uint32_t> state;  // MemberState
-  uint64_t arena_bytes = 0;                 // of the member's arena: how much there is to map
-  uint64_t cores[kMaxCores / 64] = {};      // on which the member may run, a bit for each
+  EntryRow entry;
+  uint64_t cores[kMaxCores / 64] = {};  // on which the member may run, a bit for each
   // The number of signals that this member has given. See CollectiveEngine.
   alignas(64) std::atomic<uint64_t> signals;
   // Where the boards of this member's InPlaceChannels lie: see HostGroup::ShowBoard().
@@ -136,6 +159,13 @@ class Segment {
   static std::byte* Data(MailboxHeader& mailbox) {
     return reinterpret_cast<std::byte*>(&mailbox + 1);
   }
+
+  // The word by which the kernel marks the end of a member that has not left.
+  static std::atomic<uint32_t>& LifeWord(MemberRow& row);
+  bool has_died(int member) const;
+
+  // Rings and wakes all members, whatever they wait for.
+  void RingAll() const;
 
   // Gives the member's rows and staging buffers memory, from the thread that will use them.
   void Prefault(int member) const;
