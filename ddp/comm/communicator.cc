@@ -221,14 +221,13 @@ void Communicator::FailOperation(const Operation& operation) {
 
 void Communicator::CheckAcrossRanks(const Collective& collective, const OperationName& what) {
   const at::Tensor& tensor = collective.agreed();
-  CollectiveFingerprint mine{.operation = collective.Name(),
-                             .what = what.ToString(),
-                             .dtype = c10::toString(tensor.scalar_type()),
-                             .shape = {},
-                             .layout = c10::str(tensor.layout()),
-                             .device = c10::DeviceTypeName(tensor.device().type(), true),
-                             .root = collective.root};
-  if (collective.sizes_agree()) mine.shape = tensor.sizes().vec();
+  CollectiveRecord mine{.operation = collective.Name(),
+                        .what = what.ToString(),
+                        .dtype = c10::toString(tensor.scalar_type()),
+                        .layout = c10::str(tensor.layout()),
+                        .device = c10::DeviceTypeName(tensor.device().type(), true),
+                        .root = collective.root};
+  if (collective.sizes_agree()) mine.shape = c10::str(tensor.sizes());
   CollectiveCheck::Result result;
   try {
     result = check_->Run(mine);

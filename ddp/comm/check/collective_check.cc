@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/comm/check/mismatch.h"
 #include "ddp/common/name_list.h"
 
 namespace ddp::internal {
@@ -16,7 +17,7 @@ CollectiveCheck::CollectiveCheck(std::shared_ptr<GroupStore> store,
       membership_(membership),
       timeout_(timeout) {}
 
-CollectiveCheck::Result CollectiveCheck::Run(const CollectiveFingerprint& mine) {
+CollectiveCheck::Result CollectiveCheck::Run(const CollectiveRecord& mine) {
   const int64_t sequence = sequence_++;
   StoreMeeting meeting(store_, absl::StrCat("check/", membership_.incarnation, "/", sequence),
                        membership_);
@@ -29,16 +30,16 @@ CollectiveCheck::Result CollectiveCheck::Run(const CollectiveFingerprint& mine) 
   if (!end.missing.empty()) {
     return {.error = absl::StrCat(RankList(end.missing), " did not come to collective ", sequence,
                                   " within ", absl::FormatDuration(timeout_), "; the others run ",
-                                  mine.Describe())};
+                                  mine.DescribeTensor())};
   }
-  std::vector<CollectiveFingerprint> all;
+  std::vector<CollectiveRecord> all;
   for (const std::string& text : meeting.Values()) {
-    all.push_back(CollectiveFingerprint::Parse(text).value_or(CollectiveFingerprint()));
+    all.push_back(CollectiveRecord::Parse(text).value_or(CollectiveRecord()));
   }
   // All ranks have come to this meeting, so none is in the one before.
   if (previous_.has_value()) previous_->Forget();
   previous_ = std::move(meeting);
-  return {.error = CompareFingerprints(sequence, all)};
+  return {.error = DescribeDifference(sequence, all)};
 }
 
 }  // namespace ddp::internal

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "ddp/comm/check/collective_fingerprint.h"
+#include "ddp/comm/check/collective_record.h"
 #include "ddp/comm/meeting/group_store.h"
 #include "ddp/comm/meeting/store_meeting.h"
 #include "ddp/comm/reports/failure_monitor.h"
@@ -16,7 +16,7 @@
 namespace ddp::internal {
 
 // Compares each collective across the ranks before it starts (TORCH_DISTRIBUTED_DEBUG=DETAIL).
-// Every rank writes a fingerprint of its collective into the store and reads those of all ranks.
+// Every rank writes a record of its collective into the store and reads those of all ranks.
 // Each collective uses one StoreMeeting: a few round trips to the store per rank, and bytes in
 // proportion to the number of ranks. The Communicator owns the check.
 //
@@ -33,7 +33,7 @@ class CollectiveCheck {
   };
   // Blocks until all ranks have called Run(), a failure report has come, or the timeout has passed.
   // After a timeout `error` names the ranks that are missing. Throws what the store throws.
-  Result Run(const CollectiveFingerprint& mine);
+  Result Run(const CollectiveRecord& mine);
 
  private:
   const std::shared_ptr<GroupStore> store_;

@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "ddp/comm/check/collective_fingerprint.h"
+#include "ddp/comm/check/collective_record.h"
 #include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/membership.h"
 #include "gmock/gmock.h"
@@ -23,11 +24,11 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kDeadline = absl::Seconds(60);
 
-CollectiveFingerprint Sum(int64_t elements) {
+CollectiveRecord Sum(int64_t elements) {
   return {.operation = "all-reduce (sum)",
           .what = "an all-reduce",
           .dtype = "Float",
-          .shape = {elements},
+          .shape = absl::StrCat("[", elements, "]"),
           .layout = "Strided",
           .device = "cpu"};
 }

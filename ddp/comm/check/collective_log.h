@@ -2,15 +2,14 @@
 #define DDP_COMM_CHECK_COLLECTIVE_LOG_H_
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/mutex.h"
 #include "ddp/comm/check/operation_name.h"
-#include "ddp/comm/reports/position_source.h"
-#include "ddp/comm/reports/rank_position.h"
+#include "ddp/comm/check/rank_position.h"
+#include "ddp/comm/reports/failure_monitor.h"
 
 namespace ddp::internal {
 
@@ -71,7 +70,8 @@ class CollectiveLog : public PositionSource {
   // Returns this rank's position. It shows at most 72 collectives: 8 before the oldest one that is
   // not complete, and 64 from there on. It shows a meeting of the workers of remote calls when the
   // thread that launched the newest collective waits there.
-  RankPosition Position() const override;
+  RankPosition Position() const;
+  std::string Answer() const override { return Position().Serialize(); }
 
  private:
   struct Entry {
@@ -90,15 +90,6 @@ class CollectiveLog : public PositionSource {
   int64_t barriers_ ABSL_GUARDED_BY(mutex_) = 0;
   bool in_barrier_ ABSL_GUARDED_BY(mutex_) = false;
 };
-
-// Compares the positions of the ranks. Rank `asker` waits for collective `awaited`.
-// First looks for a collective that two ranks launched differently. If there is none, looks for
-// a rank that waits for `asker` in a monitored barrier, or in Workers::barrier() or shutdown() of
-// ddp/rpc when `asker` is one of these workers, and so cannot launch `awaited`.
-// Returns an empty text when all searches fail. Otherwise returns the error text for all ranks,
-// with the collective of each rank and the remedy.
-std::string DescribeMismatch(const std::map<int, RankPosition>& positions, int asker,
-                             int64_t awaited);
 
 }  // namespace ddp::internal
 

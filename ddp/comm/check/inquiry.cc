@@ -12,8 +12,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/clock.h"
+#include "ddp/comm/check/mismatch.h"
 #include "ddp/comm/meeting/group_store.h"
-#include "ddp/comm/meeting/store_meeting.h"
 #include "ddp/comm/reports/process_identity.h"
 #include "ddp/comm/reports/report_log.h"
 #include "ddp/common/name_list.h"
@@ -29,9 +29,6 @@ constexpr absl::Duration kLookInterval = absl::Milliseconds(50);
 // Time that a rank waits for a failure report before it asks its peers.
 constexpr absl::Duration kQuietTime = absl::Milliseconds(150);
 
-// Time within which a living process answers.
-constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
-
 // Time within which a living peer reports its failure.
 constexpr absl::Duration kReportTimeout = absl::Seconds(1);
 
@@ -44,60 +41,33 @@ std::string Where(const Inquiry::Awaited& awaited, int rank) {
 
 Inquiry::Inquiry(std::shared_ptr<FailureMonitor> monitor, std::shared_ptr<const CollectiveLog> log,
                  const Membership& membership)
-    : monitor_(std::move(monitor)), log_(std::move(log)), self_(membership) {}
+    : monitor_(std::move(monitor)),
+      log_(std::move(log)),
+      self_(membership),
+      roll_call_(monitor_->log()) {}
 
 bool Inquiry::Ask(int64_t since_ns) {
-  question_ = monitor_->log().AskWhere(since_ns);
-  asked_ns_ = MonotonicNanoseconds();
   positions_.clear();
-  silent_.clear();
-  return question_.has_value();
-}
-
-// Returns the values of `keys`, with nullopt for a key that is not in the store.
-std::vector<std::optional<std::string>> Inquiry::Get(const std::vector<std::string>& keys) {
-  GroupStore& store = monitor_->log().store();
-  std::vector<std::string> present = keys;
-  if (!store.Has(keys)) {
-    present.clear();
-    for (const std::string& key : keys) {
-      if (store.Has({key})) present.push_back(key);
-    }
-  }
-  std::vector<std::string> values = store.GetAll(present);
-  std::vector<std::optional<std::string>> found(keys.size());
-  for (size_t i = 0, next = 0; i < keys.size() && next < present.size(); ++i) {
-    if (keys[i] == present[next]) found[i] = std::move(values[next++]);
-  }
-  return found;
+  return roll_call_.Ask(since_ns);
 }
 
 bool Inquiry::ReadAnswers() {
-  if (!question_.has_value()) return false;
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < self_.size; ++rank) {
-    keys.push_back(ReportLog::PositionKey(self_.incarnation, *question_, rank));
-  }
-  const std::vector<std::optional<std::string>> answers = Get(keys);
+  if (!roll_call_.asked()) return false;
+  roll_call_.ReadAnswers();
   positions_.clear();
-  silent_.clear();
-  for (int rank = 0; rank < self_.size; ++rank) {
-    if (!answers[rank].has_value()) {
-      silent_.push_back(rank);
-    } else if (auto position = RankPosition::Parse(*answers[rank]); position.has_value()) {
-      positions_[rank] = *std::move(position);
-    }
+  for (const auto& [rank, answer] : roll_call_.answers()) {
+    // An empty answer comes from a rank without collectives.
+    auto position = answer.empty() ? RankPosition() : RankPosition::Parse(answer);
+    if (position.has_value()) positions_[rank] = *std::move(position);
   }
-  // This rank needs no answer: its own thread may not have written it yet.
-  std::erase(silent_, self_.rank);
   positions_[self_.rank] = log_->Position();
-  return silent_.empty();
+  return silent().empty();
 }
 
 std::optional<Failure> Inquiry::Judge(const Awaited& awaited) {
   const std::string mismatch = DescribeMismatch(positions_, self_.rank, awaited.sequence);
   if (!mismatch.empty()) return Failure{.rank = -1, .reason = mismatch};
-  if (silent_.empty()) return std::nullopt;
+  if (silent().empty()) return std::nullopt;
   if (awaited.peer >= 0) return FindGone(awaited, awaited.peer, awaited.peer + 1, true);
   return FindGone(awaited, 0, self_.size, awaited.needs_all_ranks);
 }
@@ -107,7 +77,8 @@ std::optional<Failure> Inquiry::FindGone(const Awaited& awaited, int begin, int 
   std::vector<std::string> keys;
   for (int rank = begin; rank < end; ++rank) keys.push_back(ReportLog::StandingKey(rank));
   if (keys.empty()) return std::nullopt;
-  const std::vector<std::optional<std::string>> standings = Get(keys);
+  const std::vector<std::optional<std::string>> standings =
+      monitor_->log().store().GetPresent(keys);
   const std::optional<ProcessIdentity> self = ProcessIdentity::OfThisProcess();
   std::vector<int> ended;
   std::optional<Failure> left;
@@ -167,7 +138,7 @@ std::string Inquiry::DescribeLate(const Awaited& awaited) const {
             ? ""
             : absl::StrCat(", the last of them ", position.newest.back().Describe())));
   }
-  if (!silent_.empty()) parts.push_back(absl::StrCat("no answer from ", RankList(silent_)));
+  if (!silent().empty()) parts.push_back(absl::StrCat("no answer from ", RankList(silent())));
   if (parts.empty()) return std::string();
   if (awaited.sequence < 0) return absl::StrCat("; ", absl::StrJoin(parts, "; "));
   return absl::StrCat(". This is collective ", awaited.sequence, "; ", absl::StrJoin(parts, "; "));
@@ -179,29 +150,30 @@ std::optional<Failure> Inquiry::FindCause(const Awaited& awaited, absl::Duration
   std::optional<Failure> gone =
       FindGone(awaited, self_.local_begin, self_.local_end, /*ended_counts=*/true);
   if (gone.has_value() || waited < kQuietTime) return gone;
-  if (!question_.has_value()) Ask(start_ns);
+  if (!roll_call_.asked()) Ask(start_ns);
   // A single rank asks for all. This rank asks as well when that rank died before it could report.
-  if (!question_.has_value() && waited > kAnswerTimeout + kReportTimeout)
+  if (!roll_call_.asked() && waited > RollCall::kAnswerTimeout + kReportTimeout) {
     Ask(MonotonicNanoseconds());
-  if (!question_.has_value()) return std::nullopt;
+  }
+  if (!roll_call_.asked()) return std::nullopt;
   const bool all_answered = ReadAnswers();
   gone = FindGone(awaited, 0, self_.size, /*ended_counts=*/true);
   if (gone.has_value() || all_answered) return gone;
-  if (absl::Nanoseconds(MonotonicNanoseconds() - asked_ns_) < kAnswerTimeout) return std::nullopt;
-  return Failure{
-      .rank = silent_.front(),
-      .reason = absl::StrCat(
-          "no sign of life from ", RankList(silent_), " for ", absl::FormatDuration(kAnswerTimeout),
-          " after a connection broke: the process has died, or the host is out of "
-          "reach; ",
-          Where(awaited, self_.rank))};
+  if (roll_call_.age() < RollCall::kAnswerTimeout) return std::nullopt;
+  return Failure{.rank = silent().front(),
+                 .reason = absl::StrCat(
+                     "no sign of life from ", RankList(silent()), " for ",
+                     absl::FormatDuration(RollCall::kAnswerTimeout),
+                     " after a connection broke: the process has died, or the host is out of "
+                     "reach; ",
+                     Where(awaited, self_.rank))};
 }
 
 std::optional<Failure> Inquiry::Explain(const Awaited& awaited, const std::string& error) {
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
   const int64_t start_ns = MonotonicNanoseconds();
-  question_.reset();
+  roll_call_.Forget();
   while (true) {
     const absl::Duration waited = clock.Now() - start;
     try {
@@ -223,9 +195,9 @@ std::optional<Failure> Inquiry::Explain(const Awaited& awaited, const std::strin
       return Failure{.rank = self_.rank, .reason = error};
     }
     // When every process is alive, either a failure report is on its way or the network failed.
-    const bool all_alive = question_.has_value() && silent_.empty() && !positions_.empty();
+    const bool all_alive = roll_call_.asked() && silent().empty() && !positions_.empty();
     const absl::Duration limit =
-        all_alive ? kQuietTime + kReportTimeout : 2 * (kAnswerTimeout + kReportTimeout);
+        all_alive ? kQuietTime + kReportTimeout : 2 * (RollCall::kAnswerTimeout + kReportTimeout);
     if (waited >= limit) break;
     if (monitor_->AwaitFailure(kLookInterval).has_value()) return std::nullopt;
   }

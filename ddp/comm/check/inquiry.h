@@ -10,8 +10,9 @@
 
 #include "absl/time/time.h"
 #include "ddp/comm/check/collective_log.h"
+#include "ddp/comm/check/rank_position.h"
 #include "ddp/comm/reports/failure_monitor.h"
-#include "ddp/comm/reports/rank_position.h"
+#include "ddp/comm/reports/roll_call.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 
@@ -21,10 +22,9 @@ namespace ddp::internal {
 // different collectives. The Communicator owns the inquiry. The inquiry runs after a wait of 1 s or
 // more, or after a broken connection.
 //
-// A rank that waits asks all ranks for their positions, through the store
-// (ReportLog::AskWhere). One rank asks and reads for all; the others receive the result as a
-// failure report. Explain() finds a dead process of this host by its process id, without a
-// question.
+// A rank that waits asks all ranks for their positions (see RollCall). One rank asks and reads for
+// all; the others receive the result as a failure report. Explain() finds a dead process of this
+// host by its process id, without a question.
 //
 // Thread-compatible. Ask(), ReadAnswers() and Judge() throw what the store throws.
 class Inquiry {
@@ -41,16 +41,10 @@ class Inquiry {
   Inquiry(std::shared_ptr<FailureMonitor> monitor, std::shared_ptr<const CollectiveLog> log,
           const Membership& membership);
 
-  // Asks all ranks for their positions. Does not ask, and returns false, when another rank has
-  // asked since `since_ns` (monotonic clock).
+  // As in RollCall. The answers are the positions of the ranks, this one's among them.
   bool Ask(int64_t since_ns);
-
-  // Reads the answers to this rank's last question, without waiting. Returns true when all ranks
-  // have answered. Sets positions() to the answers, and silent() to the ranks that have not
-  // answered. This rank counts as answered. Returns false when the last Ask() returned false.
   bool ReadAnswers();
-  const std::map<int, RankPosition>& positions() const { return positions_; }
-  const std::vector<int>& silent() const { return silent_; }
+  const std::vector<int>& silent() const { return roll_call_.silent(); }
 
   // Returns the failure that the last answers prove: ranks in different places (see
   // DescribeMismatch). If there is none and some ranks are silent, reads the store: returns a rank
@@ -81,15 +75,12 @@ class Inquiry {
                                        const std::string& standing) const;
   std::optional<GroupFailure> FindCause(const Awaited& awaited, absl::Duration waited,
                                         int64_t start_ns);
-  std::vector<std::optional<std::string>> Get(const std::vector<std::string>& keys);
 
   const std::shared_ptr<FailureMonitor> monitor_;
   const std::shared_ptr<const CollectiveLog> log_;
   const Membership self_;
-  std::optional<int64_t> question_;  // number of this rank's last question
-  int64_t asked_ns_ = 0;
+  RollCall roll_call_;
   std::map<int, RankPosition> positions_;
-  std::vector<int> silent_;
 };
 
 }  // namespace ddp::internal

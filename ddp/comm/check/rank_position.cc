@@ -1,38 +1,18 @@
-#include "ddp/comm/reports/rank_position.h"
+#include "ddp/comm/check/rank_position.h"
 
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 
 namespace ddp::internal {
-namespace {
-
-std::string ByteText(int64_t bytes) {
-  if (bytes < 1024) return absl::StrCat(bytes, " bytes");
-  if (bytes < 1024 * 1024) return absl::StrFormat("%.1f KiB", static_cast<double>(bytes) / 1024);
-  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1024 * 1024));
-}
-
-}  // namespace
-
-std::string RankPosition::Launched::Describe() const {
-  return absl::StrCat(what, " (", operation, ", ", ByteText(bytes), " of ", dtype, ")");
-}
-
 std::string RankPosition::Serialize() const {
   std::string text = absl::StrCat(launched, " ", barriers, " ", in_barrier ? 1 : 0);
   if (rpc.world != 0) {
     absl::StrAppend(&text, " ", rpc.world, " ", rpc.meetings, " ", static_cast<int>(rpc.waits_in));
   }
-  for (const Launched& item : newest) {
-    absl::StrAppend(&text, "\n", item.sequence, "\t", absl::Hex(item.fingerprint), "\t",
-                    item.operation, "\t", item.dtype, "\t", item.bytes, "\t",
-                    absl::CEscape(item.what));
-  }
+  for (const CollectiveRecord& item : newest) absl::StrAppend(&text, "\n", item.Serialize());
   return text;
 }
 
@@ -59,16 +39,9 @@ std::optional<RankPosition> RankPosition::Parse(absl::string_view text) {
     position.rpc.waits_in = static_cast<RpcPlace::Meeting>(waits_in);
   }
   for (size_t i = 1; i < lines.size(); ++i) {
-    const std::vector<std::string> fields = absl::StrSplit(lines[i], '\t');
-    Launched item;
-    if (fields.size() != 6 || !absl::SimpleAtoi(fields[0], &item.sequence) ||
-        !absl::SimpleHexAtoi(fields[1], &item.fingerprint) ||
-        !absl::SimpleAtoi(fields[4], &item.bytes) || !absl::CUnescape(fields[5], &item.what)) {
-      return std::nullopt;
-    }
-    item.operation = fields[2];
-    item.dtype = fields[3];
-    position.newest.push_back(std::move(item));
+    std::optional<CollectiveRecord> item = CollectiveRecord::Parse(lines[i]);
+    if (!item.has_value()) return std::nullopt;
+    position.newest.push_back(*std::move(item));
   }
   return position;
 }

@@ -1,5 +1,5 @@
-#ifndef DDP_COMM_REPORTS_RANK_POSITION_H_
-#define DDP_COMM_REPORTS_RANK_POSITION_H_
+#ifndef DDP_COMM_CHECK_RANK_POSITION_H_
+#define DDP_COMM_CHECK_RANK_POSITION_H_
 
 #include <cstdint>
 #include <optional>
@@ -7,30 +7,20 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "ddp/comm/check/collective_record.h"
 #include "ddp/common/rpc_place.h"
 
 namespace ddp::internal {
 
 // The position of a rank: how many collectives of one incarnation it has launched, and some of them
-// in detail. A value; peers read it as text from the store (see ReportLog::AskWhere).
+// in detail. A value; peers read it as text from the store (see RollCall).
 struct RankPosition {
-  struct Launched {
-    int64_t sequence = 0;      // counted from 0
-    uint64_t fingerprint = 0;  // a hash; equal for equal collectives of one sequence number
-    std::string operation;
-    std::string dtype;
-    int64_t bytes = 0;
-    std::string what;
-
-    // Returns "the all-reduce of gradient bucket 3 (all-reduce (sum), 4.0 MiB of Float)".
-    std::string Describe() const;
-  };
-
   int64_t launched = 0;     // collectives so far
   int64_t barriers = 0;     // monitored barriers that the rank has entered
   bool in_barrier = false;  // the rank waits in the last of them
   RpcPlace rpc = {};
-  std::vector<Launched> newest = {};  // by sequence, without a gap; see CollectiveLog::Position()
+  std::vector<CollectiveRecord> newest =
+      {};  // by sequence, without a gap; see CollectiveLog::Position()
 
   std::string Serialize() const;
   // Returns nullopt when `text` is not the result of Serialize().
@@ -39,4 +29,4 @@ struct RankPosition {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_REPORTS_RANK_POSITION_H_
+#endif  // DDP_COMM_CHECK_RANK_POSITION_H_

@@ -1,4 +1,4 @@
-#include "ddp/comm/reports/rank_position.h"
+#include "ddp/comm/check/rank_position.h"
 
 #include "ddp/common/rpc_place.h"
 #include "gtest/gtest.h"
@@ -12,23 +12,26 @@ TEST(RankPositionTest, SurvivesTheStore) {
   sent.newest = {{.sequence = 0,
                   .fingerprint = 0xfedcba9876543210,
                   .operation = "broadcast",
+                  .what = "a\ttext\nof two lines",
                   .dtype = "Int",
                   .bytes = 8,
-                  .what = "a\ttext\nof two lines"},
+                  .shape = "[2, 1]",
+                  .layout = "Sparse",
+                  .device = "cpu",
+                  .root = 4},
                  {.sequence = 1,
                   .fingerprint = 7,
                   .operation = "all-reduce (sum)",
+                  .what = "the all-reduce of gradient bucket 2",
                   .dtype = "Float",
-                  .bytes = 4 << 20,
-                  .what = "the all-reduce of gradient bucket 2"}};
+                  .bytes = 4 << 20}};
   const auto read = RankPosition::Parse(sent.Serialize());
   ASSERT_TRUE(read.has_value());
   EXPECT_EQ(read->Serialize(), sent.Serialize());
   EXPECT_EQ(read->launched, 2);
   EXPECT_TRUE(read->in_barrier);
   EXPECT_EQ(read->rpc, sent.rpc);
-  EXPECT_EQ(read->newest[0].fingerprint, 0xfedcba9876543210);
-  EXPECT_EQ(read->newest[0].what, "a\ttext\nof two lines");
+  EXPECT_EQ(read->newest, sent.newest);
   EXPECT_EQ(read->newest[1].Describe(),
             "the all-reduce of gradient bucket 2 (all-reduce (sum), 4.0 MiB of Float)");
 }
@@ -40,7 +43,7 @@ TEST(RankPositionTest, AProcessWithoutRemoteCallsSaysNothingOfThem) {
 
 TEST(RankPositionTest, RefusesAnotherText) {
   for (const char* bad : {"", "1", "1 2", "1 0 0 7", "1 0 0 7 1 3", "1 0 0 7 1 -1", "1 0 0\nx",
-                          "1 0 0\n0\tzz\ta\tb\t4\tc"}) {
+                          "1 0 0\n0\tzz\ta\tb\tc\t4\t[]\td\te\t-1"}) {
     EXPECT_FALSE(RankPosition::Parse(bad).has_value()) << bad;
   }
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,10 @@ class GroupStore {
   // has such a command.
   virtual std::string Get(const std::string& key) = 0;
   virtual std::vector<std::string> GetAll(const std::vector<std::string>& keys) = 0;
+
+  // Returns the values of keys, with nullopt for a key that does not exist. Takes one command more
+  // for each key when one is missing.
+  std::vector<std::optional<std::string>> GetPresent(const std::vector<std::string>& keys);
 
   virtual void Delete(const std::string& key) = 0;
 

@@ -45,22 +45,22 @@ std::string StoreMeeting::Decide(const std::string& verdict) {
   return store_->SetIfNew(verdict_key(), verdict);
 }
 
-std::vector<int> StoreMeeting::Missing() {
+std::vector<std::string> StoreMeeting::ValueKeys() const {
   std::vector<std::string> keys;
   for (int rank = 0; rank < size_; ++rank) keys.push_back(ValueKey(rank));
+  return keys;
+}
+
+std::vector<int> StoreMeeting::Missing() {
+  const auto values = store_->GetPresent(ValueKeys());
   std::vector<int> missing;
-  if (store_->Has(keys)) return missing;
   for (int rank = 0; rank < size_; ++rank) {
-    if (!store_->Has({keys[rank]})) missing.push_back(rank);
+    if (!values[rank].has_value()) missing.push_back(rank);
   }
   return missing;
 }
 
-std::vector<std::string> StoreMeeting::Values() {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < size_; ++rank) keys.push_back(ValueKey(rank));
-  return store_->GetAll(keys);
-}
+std::vector<std::string> StoreMeeting::Values() { return store_->GetAll(ValueKeys()); }
 
 void StoreMeeting::Forget() {
   store_->Delete(ValueKey(rank_));

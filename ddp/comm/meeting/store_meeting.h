@@ -49,7 +49,7 @@ class StoreMeeting {
   // Proposes a verdict. Returns the verdict that holds: this one, or an earlier one.
   std::string Decide(const std::string& verdict);
 
-  // Returns the ranks that have not arrived. One command when all have, else one more per rank.
+  // Returns the ranks that have not arrived. Costs one command, and one per rank when any has not.
   std::vector<int> Missing();
 
   // Returns the values of all ranks, by rank. Only after the verdict kMet.
@@ -62,6 +62,7 @@ class StoreMeeting {
 
  private:
   std::string ValueKey(int rank) const;
+  std::vector<std::string> ValueKeys() const;
 
   std::shared_ptr<GroupStore> store_;
   std::string name_;

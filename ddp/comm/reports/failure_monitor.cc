@@ -24,54 +24,37 @@ FailureMonitor::~FailureMonitor() { Leave(); }
 
 void FailureMonitor::Report(const std::string& reason) {
   const Membership self = membership();
-  const LogEntry message{.kind = LogEntry::Kind::kFailure,
-                         .incarnation = self.incarnation,
-                         .rank = self.rank,
-                         .reason = reason};
-  if (!SetFailure(self.incarnation, {.rank = self.rank, .reason = reason}) || self.size == 1) {
-    return;
-  }
-  log_->Run([this, message] { Publish(message); });
+  const GroupFailure failure{.rank = self.rank, .reason = reason};
+  if (!SetFailure(self.incarnation, failure) || self.size == 1) return;
+  log_->Run([this, self, failure] { Publish(LogEntry::Of(self.incarnation, failure)); });
 }
 
-void FailureMonitor::Publish(const LogEntry& message) {
+// Returns an earlier report of the same incarnation.
+std::optional<GroupFailure> FailureMonitor::Publish(const LogEntry& message) {
   try {
-    log_->Append(message);
+    const std::optional<LogEntry> earlier = log_->Append(message);
     EndMeeting();
+    if (earlier.has_value() && earlier->incarnation == message.incarnation) {
+      return GroupFailure{.rank = earlier->rank, .reason = earlier->reason};
+    }
   } catch (const std::exception& error) {
-    LOG(WARNING) << "could not tell the other ranks that rank " << message.rank << " failed ("
-                 << message.reason << "): " << error.what();
+    const GroupFailure failure{.rank = message.rank, .reason = message.reason};
+    LOG(WARNING) << "could not tell the other ranks of a failure (" << failure.ToString()
+                 << "): " << error.what();
   }
+  return std::nullopt;
 }
 
 void FailureMonitor::ReportFound(const GroupFailure& failure) {
   if (failed()) return;
-  const Membership self = membership();
-  const LogEntry message{.kind = LogEntry::Kind::kFailure,
-                         .incarnation = self.incarnation,
-                         .rank = failure.rank,
-                         .reason = failure.reason};
-  GroupFailure first = failure;
-  try {
-    const std::optional<LogEntry> earlier = log_->Append(message);
-    if (earlier.has_value() && earlier->incarnation == message.incarnation) {
-      first = {.rank = earlier->rank, .reason = earlier->reason};
-    }
-  } catch (const std::exception& error) {
-    LOG(WARNING) << "rank " << self.rank << ": could not tell the other ranks of a failure ("
-                 << failure.reason << "): " << error.what();
-  }
-  SetFailure(message.incarnation, first);
+  const int64_t incarnation = membership().incarnation;
+  SetFailure(incarnation, Publish(LogEntry::Of(incarnation, failure)).value_or(failure));
 }
 
 void FailureMonitor::ReportSeen(const GroupFailure& failure) {
-  const Membership self = membership();
-  if (!SetFailure(self.incarnation, failure)) return;
-  const LogEntry message{.kind = LogEntry::Kind::kFailure,
-                         .incarnation = self.incarnation,
-                         .rank = failure.rank,
-                         .reason = failure.reason};
-  log_->RunLater([this, message] { Publish(message); });
+  const int64_t incarnation = membership().incarnation;
+  if (!SetFailure(incarnation, failure)) return;
+  log_->RunLater([this, incarnation, failure] { Publish(LogEntry::Of(incarnation, failure)); });
 }
 
 void FailureMonitor::Leave() {
@@ -114,13 +97,13 @@ void FailureMonitor::OnFailureRead(int64_t incarnation, const GroupFailure& fail
 }
 
 // A rank in another incarnation than the asker answers too: alive, without collectives.
-RankPosition FailureMonitor::OnPositionAsked(int64_t incarnation) {
+std::string FailureMonitor::OnAsked(int64_t incarnation) {
   std::shared_ptr<const PositionSource> position;
   {
     MutexLock lock(mutex_);
     if (incarnation == health_.incarnation()) position = position_;
   }
-  return position ? position->Position() : RankPosition();
+  return position ? position->Answer() : std::string();
 }
 
 void FailureMonitor::SetPositionSource(std::shared_ptr<const PositionSource> source) {
@@ -160,46 +143,6 @@ std::optional<GroupFailure> FailureMonitor::failure() const {
 std::optional<GroupFailure> FailureMonitor::AwaitFailure(absl::Duration timeout) const {
   signal_->Wait([this] { return failed(); }, timeout);
   return failure();
-}
-
-bool FailureMonitor::Raise() {
-  MutexLock lock(mutex_);
-  return health_.Raise();
-}
-
-void FailureMonitor::OnGone(GroupFailure failure) {
-  MutexLock lock(mutex_);
-  health_.OnGone(std::move(failure));
-}
-
-GroupError FailureMonitor::OnOperationFailed(const std::string& what, const std::string& reason) {
-  MutexLock lock(mutex_);
-  return health_.OnOperationFailed(what, reason);
-}
-
-GroupError FailureMonitor::OnOwnError(GroupError::Kind kind, std::string message) {
-  MutexLock lock(mutex_);
-  return health_.OnOwnError(kind, std::move(message));
-}
-
-std::optional<GroupError> FailureMonitor::OnUse(bool retired, const std::string& what) {
-  MutexLock lock(mutex_);
-  return health_.OnUse(retired, what);
-}
-
-GroupError FailureMonitor::OnWaitEnded(const std::string& what) {
-  MutexLock lock(mutex_);
-  return health_.OnWaitEnded(what);
-}
-
-GroupHealth::Forward FailureMonitor::OnForward(std::optional<GroupError>* error) {
-  MutexLock lock(mutex_);
-  return health_.OnForward(error);
-}
-
-std::optional<GroupError> FailureMonitor::GoneError() const {
-  MutexLock lock(mutex_);
-  return health_.GoneError();
 }
 
 }  // namespace ddp::internal

@@ -6,12 +6,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "ddp/comm/meeting/group_store.h"
-#include "ddp/comm/reports/position_source.h"
-#include "ddp/comm/reports/rank_position.h"
 #include "ddp/comm/reports/report_log.h"
 #include "ddp/comm/reports/wake_signal.h"
 #include "ddp/common/membership.h"
@@ -19,6 +18,18 @@
 #include "ddp/health/group_health.h"
 
 namespace ddp::internal {
+
+// The object that knows where this rank is: a CollectiveLog. Thread-safe.
+class PositionSource {
+ public:
+  virtual ~PositionSource() = default;
+
+  // Returns the number of collectives that this rank has launched so far in this incarnation.
+  virtual int64_t launched() const = 0;
+
+  // Returns the answer to peers that ask where this rank is. Thread: "ddp-failure".
+  virtual std::string Answer() const = 0;
+};
 
 // The failures of a group that this rank knows: GroupHealth under a lock, kept up to date by
 // a ReportLog. A ProcessGroup owns one, over all its incarnations.
@@ -84,17 +95,41 @@ class FailureMonitor : private ReportLog::Reader {
   const std::shared_ptr<WakeSignal>& signal() const { return signal_; }
 
   // The events and decisions of GroupHealth, each one step under the lock.
-  bool Raise();
-  void OnGone(GroupFailure failure);
-  GroupError OnOperationFailed(const std::string& what, const std::string& reason);
-  GroupError OnOwnError(GroupError::Kind kind, std::string message);
-  std::optional<GroupError> OnUse(bool retired, const std::string& what);
-  GroupError OnWaitEnded(const std::string& what);
-  GroupHealth::Forward OnForward(std::optional<GroupError>* error);
-  std::optional<GroupError> GoneError() const;
+  bool Raise() {
+    MutexLock lock(mutex_);
+    return health_.Raise();
+  }
+  void OnGone(GroupFailure failure) {
+    MutexLock lock(mutex_);
+    health_.OnGone(std::move(failure));
+  }
+  GroupError OnOperationFailed(const std::string& what, const std::string& reason) {
+    MutexLock lock(mutex_);
+    return health_.OnOperationFailed(what, reason);
+  }
+  GroupError OnOwnError(GroupError::Kind kind, std::string message) {
+    MutexLock lock(mutex_);
+    return health_.OnOwnError(kind, std::move(message));
+  }
+  std::optional<GroupError> OnUse(bool retired, const std::string& what) {
+    MutexLock lock(mutex_);
+    return health_.OnUse(retired, what);
+  }
+  GroupError OnWaitEnded(const std::string& what) {
+    MutexLock lock(mutex_);
+    return health_.OnWaitEnded(what);
+  }
+  GroupHealth::Forward OnForward(std::optional<GroupError>* error) {
+    MutexLock lock(mutex_);
+    return health_.OnForward(error);
+  }
+  std::optional<GroupError> GoneError() const {
+    MutexLock lock(mutex_);
+    return health_.GoneError();
+  }
 
-  // Sets the object that knows this rank's position in the current incarnation. With null, the
-  // answers to the peers say that no collective was launched.
+  // Sets the object that knows this rank's position in the current incarnation. Without one, the
+  // answer to the peers is empty: no collective was launched.
   void SetPositionSource(std::shared_ptr<const PositionSource> source);
 
   ReportLog& log() { return *log_; }
@@ -118,9 +153,9 @@ class FailureMonitor : private ReportLog::Reader {
 
  private:
   void OnFailureRead(int64_t incarnation, const GroupFailure& failure) override;
-  RankPosition OnPositionAsked(int64_t incarnation) override;
+  std::string OnAsked(int64_t incarnation) override;
   bool SetFailure(int64_t incarnation, const GroupFailure& failure);
-  void Publish(const LogEntry& message);
+  std::optional<GroupFailure> Publish(const LogEntry& message);
   void EndMeeting();
 
   const std::shared_ptr<GroupStore> store_;

@@ -8,9 +8,8 @@
 
 #include "absl/time/time.h"
 #include "ddp/comm/meeting/store_meeting.h"
-#include "ddp/comm/reports/position_source.h"
-#include "ddp/comm/reports/rank_position.h"
 #include "ddp/comm/reports/report_log.h"
+#include "ddp/comm/reports/roll_call.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 #include "ddp/health/group_health.h"
@@ -107,25 +106,23 @@ TEST_F(FailureMonitorTest, AReportEndsTheMeeting) {
 class AtSeven : public PositionSource {
  public:
   int64_t launched() const override { return 7; }
-  RankPosition Position() const override { return {.launched = 7}; }
+  std::string Answer() const override { return "at 7"; }
 };
 
 TEST_F(FailureMonitorTest, AnswersWithThePositionOfItsIncarnation) {
   FailureMonitor zero(store_, {.rank = 0, .size = 2, .incarnation = 1});
   FailureMonitor one(store_, {.rank = 1, .size = 2, .incarnation = 1});
   const auto answer = [&] {
-    const int64_t incarnation = zero.membership().incarnation;
-    const int64_t question = zero.log().AskWhere(INT64_MAX).value();
-    const std::string key = ReportLog::PositionKey(incarnation, question, 1);
-    EXPECT_TRUE(store_->Wait(ReportLog::PositionKey(incarnation, question, 0), kDeadline));
-    EXPECT_TRUE(store_->Wait(key, kDeadline));
-    return RankPosition::Parse(store_->Get(key))->launched;
+    RollCall call(zero.log());
+    EXPECT_TRUE(call.Ask(INT64_MAX));
+    while (!call.ReadAnswers()) std::this_thread::yield();
+    return call.answers().at(1);
   };
-  EXPECT_EQ(answer(), 0);
+  EXPECT_EQ(answer(), "");
   one.SetPositionSource(std::make_shared<AtSeven>());
-  EXPECT_EQ(answer(), 7);
+  EXPECT_EQ(answer(), "at 7");
   zero.Begin(zero.membership().Next());  // rank 1 is in the earlier incarnation
-  EXPECT_EQ(answer(), 0);
+  EXPECT_EQ(answer(), "");
   one.Leave();
   EXPECT_EQ(store_->Get(ReportLog::StandingKey(1)), "left 1 7");
 }

@@ -4,19 +4,18 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/strings/string_view.h"
+#include "ddp/health/group_failure.h"
 
 namespace ddp::internal {
 
 // An entry of a group's log in the store. The ranks of the group communicate through this log
 // outside the collectives (see ReportLog). A value. Its text is one of:
-//   failure <incarnation> <rank> <reason>          reports a failure
-//   ping <incarnation> <number> <rank>,<rank>,...  asks whether these ranks' processes are alive
-//   where <incarnation> <number> <rank>            asks all ranks for their positions
+//   failure <incarnation> <rank> <reason>  reports a failure
+//   where <incarnation> <number> <rank>    asks all ranks where they are
 struct LogEntry {
-  enum class Kind { kFailure, kPing, kWhere };
+  enum class Kind { kFailure, kWhere };
 
   Kind kind = Kind::kFailure;
   int64_t incarnation = 0;
@@ -24,9 +23,11 @@ struct LogEntry {
   int rank = -1;       // kFailure: the rank at fault, -1 for no single one; kWhere: the asker
   std::string reason;  // kFailure: the cause, for a person
 
-  int64_t number = 0;      // kPing, kWhere: of the question; part of the answers' keys
-  std::vector<int> ranks;  // kPing: the ranks that must answer
+  int64_t number = 0;  // kWhere: of the question
 
+  static LogEntry Of(int64_t incarnation, const GroupFailure& failure) {
+    return {.incarnation = incarnation, .rank = failure.rank, .reason = failure.reason};
+  }
   std::string Serialize() const;
 
   // Returns nullopt when `text` is not the result of Serialize().

@@ -1,6 +1,5 @@
 #include "ddp/comm/reports/log_entry.h"
 
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace ddp::internal {
@@ -25,19 +24,18 @@ TEST(LogEntryTest, AnEmptyReasonIsOne) {
   EXPECT_EQ(read->reason, "");
 }
 
-TEST(LogEntryTest, PingNamesItsRanks) {
-  const LogEntry sent{
-      .kind = LogEntry::Kind::kPing, .incarnation = 1, .number = 7, .ranks = {0, 5, 1000}};
+TEST(LogEntryTest, AQuestionKeepsItsNumber) {
+  const LogEntry sent{.kind = LogEntry::Kind::kWhere, .incarnation = 1, .rank = 1000, .number = 7};
   const auto read = LogEntry::Parse(sent.Serialize());
   ASSERT_TRUE(read.has_value());
-  EXPECT_EQ(read->kind, LogEntry::Kind::kPing);
+  EXPECT_EQ(read->kind, LogEntry::Kind::kWhere);
   EXPECT_EQ(read->number, 7);
-  EXPECT_THAT(read->ranks, ::testing::ElementsAre(0, 5, 1000));
+  EXPECT_EQ(read->rank, 1000);
 }
 
 TEST(LogEntryTest, OtherTextsAreRefused) {
-  for (const char* text : {"", "failure", "failure x 1 why", "failure 0 one why", "ping 0 1",
-                           "ping 0 1 2,x", "hello 0 1 2"}) {
+  for (const char* text : {"", "failure", "failure x 1 why", "failure 0 one why", "where 0 1",
+                           "where 0 1 x", "hello 0 1 2"}) {
     EXPECT_FALSE(LogEntry::Parse(text).has_value()) << text;
   }
 }

@@ -17,9 +17,8 @@ namespace ddp::internal {
 // returns a rank that will not come: its process is gone, it has left the group, or `timeout` has
 // passed. Every rank gets the same answer, also a rank that calls later.
 //
-// The ranks ask a rank that is missing after 200 ms whether it is alive, and again every 3 s. The
-// thread of its ReportLog answers, even while its trainer is busy. Without an answer within
-// 3 s, its process counts as gone.
+// When a rank is missing after 200 ms, and again every 3 s, one rank asks all where they are (see
+// RollCall). A missing rank that does not answer within 3 s counts as gone.
 //
 // Blocks the calling thread. Throws what the store throws; the call may then be repeated.
 std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& store, ReportLog& log,

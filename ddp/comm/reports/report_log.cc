@@ -102,12 +102,12 @@ Membership ReportLog::membership() const {
 
 void ReportLog::Leave(int64_t collectives) {
   Membership self;
-  std::string position;
+  std::string answer;
   bool has_left = false;
   {
     MutexLock lock(mutex_);
     self = membership_;
-    position = last_position_;
+    answer = answer_key_;
     has_left = std::exchange(left_, true);
   }
   if (has_left || self.size == 1) return Flush();
@@ -118,7 +118,7 @@ void ReportLog::Leave(int64_t collectives) {
       const GroupFailure left{.rank = self.rank, .reason = "it has left the process group"};
       store_->SetIfNew(StoreMeeting::VerdictKey(RenewalName(self.incarnation + 1)),
                        GoneVerdict(left));
-      if (!position.empty()) store_->Delete(position);
+      if (!answer.empty()) store_->Delete(answer);
     } catch (const std::exception& error) {
       LOG(WARNING) << "rank " << self.rank << ": could not tell the other ranks that this one "
                    << "leaves the process group: " << error.what();
@@ -127,13 +127,7 @@ void ReportLog::Leave(int64_t collectives) {
   Flush();
 }
 
-std::string ReportLog::AliveKey(int64_t incarnation, int64_t number, int rank) {
-  return absl::StrCat("alive/", incarnation, "/", number, "/", rank);
-}
-
-std::string ReportLog::PositionKey(int64_t incarnation, int64_t number, int rank) {
-  return absl::StrCat("where/", incarnation, "/", number, "/", rank);
-}
+std::string ReportLog::AnswerKey(int rank) { return absl::StrCat("where/", rank); }
 
 std::string ReportLog::StandingKey(int rank) { return absl::StrCat("standing/", rank); }
 
@@ -185,13 +179,6 @@ std::optional<LogEntry> ReportLog::Append(const LogEntry& message) {
   }
   store_->SetAll(keys, "1");
   return std::nullopt;
-}
-
-void ReportLog::Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks) {
-  Append({.kind = LogEntry::Kind::kPing,
-          .incarnation = incarnation,
-          .number = number,
-          .ranks = ranks});
 }
 
 std::optional<int64_t> ReportLog::AskWhere(int64_t since_ns) {
@@ -272,32 +259,19 @@ bool ReportLog::ReadEntries(GroupStore& store, int rank) {
 }
 
 void ReportLog::HandleMessage(GroupStore& store, const LogEntry& message, int rank) {
-  switch (message.kind) {
-    case LogEntry::Kind::kPing: {
-      const bool asked =
-          std::find(message.ranks.begin(), message.ranks.end(), rank) != message.ranks.end();
-      if (asked) store.Set(AliveKey(message.incarnation, message.number, rank), "1");
-      return;
-    }
-    case LogEntry::Kind::kWhere:
-      return AnswerWhere(store, message, rank);
-    case LogEntry::Kind::kFailure:
-      reader_.OnFailureRead(message.incarnation, {.rank = message.rank, .reason = message.reason});
+  if (message.kind == LogEntry::Kind::kFailure) {
+    return reader_.OnFailureRead(message.incarnation,
+                                 {.rank = message.rank, .reason = message.reason});
   }
-}
-
-void ReportLog::AnswerWhere(GroupStore& store, const LogEntry& message, int rank) {
-  const std::string key = PositionKey(message.incarnation, message.number, rank);
-  std::string previous;
   {
     MutexLock lock(mutex_);
     last_question_ = std::max(last_question_, message.number);
     last_question_ns_ = MonotonicNanoseconds();
     if (left_) return;
-    previous = std::exchange(last_position_, key);
+    answer_key_ = AnswerKey(rank);
   }
-  store.Set(key, reader_.OnPositionAsked(message.incarnation).Serialize());
-  if (!previous.empty()) store.Delete(previous);
+  store.Set(AnswerKey(rank),
+            absl::StrCat(message.number, " ", reader_.OnAsked(message.incarnation)));
 }
 
 }  // namespace ddp::internal

@@ -14,7 +14,6 @@
 #include "ddp/comm/meeting/group_store.h"
 #include "ddp/comm/reports/deferred_writes.h"
 #include "ddp/comm/reports/log_entry.h"
-#include "ddp/comm/reports/rank_position.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 
@@ -43,8 +42,8 @@ class ReportLog {
     // A rank has reported `failure`.
     virtual void OnFailureRead(int64_t incarnation, const GroupFailure& failure) = 0;
 
-    // A peer asks for this rank's position in `incarnation`.
-    virtual RankPosition OnPositionAsked(int64_t incarnation) = 0;
+    // A peer asks where this rank is in `incarnation`. Returns the answer, any text.
+    virtual std::string OnAsked(int64_t incarnation) = 0;
   };
 
   // Starts the thread. In a group of several ranks, first writes this process's identity into the
@@ -83,18 +82,11 @@ class ReportLog {
   // throws.
   void Leave(int64_t collectives);
 
-  // Asks `ranks`, which are missing in the renewal to `incarnation`, whether their processes are
-  // alive. The thread of each living process sets AliveKey() within milliseconds. `number`
-  // distinguishes the questions. Throws what the store throws.
-  void Ping(int64_t incarnation, int64_t number, const std::vector<int>& ranks);
-  static std::string AliveKey(int64_t incarnation, int64_t number, int rank);
-
-  // Asks all ranks for their positions. The thread of each process sets PositionKey() to its
-  // RankPosition within milliseconds, even while its trainer is busy. Returns the question's
-  // number. Returns nullopt when another rank has asked since `since_ns` (monotonic clock); that
-  // rank then reads the answers. Throws what the store throws.
+  // Asks all ranks where they are: see RollCall. The thread of each process sets AnswerKey() to
+  // "<number> <answer>". Returns the question's number. Returns nullopt when another rank has asked
+  // since `since_ns` (monotonic clock). Throws what the store throws.
   std::optional<int64_t> AskWhere(int64_t since_ns);
-  static std::string PositionKey(int64_t incarnation, int64_t number, int rank);
+  static std::string AnswerKey(int rank);
 
   // Returns the key of a rank's standing: "process <ProcessIdentity>", or, after the rank has left,
   // "left <incarnation> <number of collectives>".
@@ -114,7 +106,6 @@ class ReportLog {
   bool AwaitRetry(absl::Duration interval);
   bool ReadEntries(GroupStore& store, int rank);
   void HandleMessage(GroupStore& store, const LogEntry& message, int rank);
-  void AnswerWhere(GroupStore& store, const LogEntry& message, int rank);
 
   const std::shared_ptr<GroupStore> store_;
   Reader& reader_;
@@ -127,7 +118,7 @@ class ReportLog {
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t last_question_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number seen of any AskWhere()
   int64_t last_question_ns_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string last_position_ ABSL_GUARDED_BY(mutex_);  // key of this rank's last answer, or empty
+  std::string answer_key_ ABSL_GUARDED_BY(mutex_);  // of this rank's last answer, or empty
 
   DeferredWrites deferred_;
   std::thread thread_;

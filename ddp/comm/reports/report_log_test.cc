@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "ddp/comm/reports/log_entry.h"
-#include "ddp/comm/reports/rank_position.h"
+#include "ddp/comm/reports/roll_call.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 #include "gmock/gmock.h"
@@ -23,11 +23,13 @@ namespace {
 
 using ::ddp::testing::FakeGroupStore;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::Not;
+using ::testing::Pair;
 
 constexpr absl::Duration kDeadline = absl::Seconds(60);
 
-// Keeps the last failure, and is always at the same position.
+// Keeps the last failure.
 class RecordingReader : public ReportLog::Reader {
  public:
   void OnFailureRead(int64_t incarnation, const GroupFailure& failure) override {
@@ -35,7 +37,7 @@ class RecordingReader : public ReportLog::Reader {
     last_ = absl::StrCat(incarnation, ": ", failure.ToString());
     changed_.NotifyAll();
   }
-  RankPosition OnPositionAsked(int64_t) override { return {.launched = 7}; }
+  std::string OnAsked(int64_t incarnation) override { return absl::StrCat("at ", incarnation); }
 
   std::string AwaitFailure() {
     MutexLock lock(mutex_);
@@ -68,6 +70,14 @@ class ReportLogTest : public ::testing::Test {
             .reason = "disk full"};
   }
 
+  // Waits for the answer of `rank`.
+  static void Await(RollCall& call, int rank) {
+    while (!call.answers().contains(rank)) {
+      (void)call.ReadAnswers();
+      std::this_thread::yield();
+    }
+  }
+
   const std::shared_ptr<FakeGroupStore> store_ = std::make_shared<FakeGroupStore>();
 };
 
@@ -92,22 +102,32 @@ TEST_F(ReportLogTest, OneReportOfAnIncarnationIsEnough) {
 TEST_F(ReportLogTest, AnEntryWithoutWakeKeysIsRead) {
   store_->Set("log/0", Failure(2).Serialize());
   Rank zero(store_, {.rank = 0, .size = 3});
-  zero.log.Ping(1, 1, {2});
+  EXPECT_TRUE(zero.log.AskWhere(INT64_MAX).has_value());
   EXPECT_EQ(zero.reader.AwaitFailure(), "0: rank 2 failed: disk full");
 }
 
 TEST_F(ReportLogTest, TheThreadAnswersForItsRank) {
   Rank zero(store_, {.rank = 0, .size = 3});
   Rank one(store_, {.rank = 1, .size = 3});
-  zero.log.Ping(1, 4, {1, 2});
-  EXPECT_TRUE(store_->Wait(ReportLog::AliveKey(1, 4, 1), kDeadline));
-  const std::optional<int64_t> question = zero.log.AskWhere(0);
-  ASSERT_TRUE(question.has_value());
-  const std::string key = ReportLog::PositionKey(0, *question, 1);
-  ASSERT_TRUE(store_->Wait(key, kDeadline));
-  EXPECT_EQ(RankPosition::Parse(store_->Get(key))->launched, 7);
+  RollCall call(zero.log);
+  ASSERT_TRUE(call.Ask(INT64_MAX));
+  Await(call, 1);
+  EXPECT_THAT(call.answers(), ElementsAre(Pair(1, "at 0")));
+  EXPECT_THAT(call.silent(), ElementsAre(2));
   EXPECT_EQ(one.log.AskWhere(0), std::nullopt) << "rank 0 has asked since";
-  EXPECT_FALSE(store_->Has({ReportLog::AliveKey(1, 4, 0)})) << "not asked";
+}
+
+// Two ranks ask one after the other: the later answer is one to both questions.
+TEST_F(ReportLogTest, ALaterQuestionTakesNoAnswerAway) {
+  Rank zero(store_, {.rank = 0, .size = 2});
+  Rank one(store_, {.rank = 1, .size = 2});
+  RollCall first(zero.log);
+  RollCall second(zero.log);
+  ASSERT_TRUE(first.Ask(INT64_MAX));
+  Await(first, 1);
+  ASSERT_TRUE(second.Ask(INT64_MAX));
+  Await(second, 1);
+  EXPECT_TRUE(first.ReadAnswers());
 }
 
 TEST_F(ReportLogTest, ARankThatLeavesSaysSo) {
@@ -130,20 +150,20 @@ TEST_F(ReportLogTest, AnIncarnationMayHaveOtherMembers) {
   zero.reset();
   one.log.Begin({.rank = 0, .size = 1, .incarnation = 1});
   EXPECT_EQ(one.log.membership().size, 1);
-  one.log.Ping(2, 1, {0, 1});
-  EXPECT_TRUE(store_->Wait(ReportLog::AliveKey(2, 1, 0), kDeadline));
-  EXPECT_FALSE(store_->Has({ReportLog::AliveKey(2, 1, 1)}));
+  EXPECT_TRUE(one.log.AskWhere(INT64_MAX).has_value());
+  EXPECT_TRUE(store_->Wait(ReportLog::AnswerKey(0), kDeadline));
+  EXPECT_FALSE(store_->Has({ReportLog::AnswerKey(1)}));
   one.log.Begin({.rank = 2, .size = 4, .incarnation = 2});  // others joined
   EXPECT_EQ(store_->Get(ReportLog::StandingKey(2)).rfind("process ", 0), 0);
-  one.log.Ping(3, 1, {2});
-  EXPECT_TRUE(store_->Wait(ReportLog::AliveKey(3, 1, 2), kDeadline));
+  EXPECT_TRUE(one.log.AskWhere(INT64_MAX).has_value());
+  EXPECT_TRUE(store_->Wait(ReportLog::AnswerKey(2), kDeadline));
 }
 
 TEST_F(ReportLogTest, LeavesNoWakeKeys) {
   {
     Rank alone(store_, {});
-    alone.log.Ping(1, 1, {0});
-    EXPECT_TRUE(store_->Wait(ReportLog::AliveKey(1, 1, 0), kDeadline));
+    EXPECT_TRUE(alone.log.AskWhere(INT64_MAX).has_value());
+    EXPECT_TRUE(store_->Wait(ReportLog::AnswerKey(0), kDeadline));
   }
   for (const std::string& key : store_->Keys()) EXPECT_NE(key.rfind("wake/", 0), 0) << key;
 }

@@ -36,34 +36,24 @@ FailureNotice::~FailureNotice() { log_.reset(); }
 
 void FailureNotice::Report(const GroupFailure& failure) {
   if (!Set(failure)) return;
-  const LogEntry message{.kind = LogEntry::Kind::kFailure,
-                         .incarnation = 0,
-                         .rank = failure.rank,
-                         .reason = failure.reason};
-  log_->Run([this, message] {
-    try {
-      log_->Append(message);
-    } catch (const std::exception& error) {
-      LOG(WARNING) << "could not tell the other workers that " << message.reason << ": "
-                   << error.what();
-    }
-  });
+  log_->Run([this, failure] { Publish(failure); });
 }
 
-FailureNotice::GroupFailure FailureNotice::ReportFound(const GroupFailure& failure) {
-  if (const auto known = this->failure()) return *known;
-  GroupFailure first = failure;
+// Returns an earlier report of another worker.
+std::optional<FailureNotice::GroupFailure> FailureNotice::Publish(const GroupFailure& failure) {
   try {
-    const std::optional<LogEntry> earlier = log_->Append({.kind = LogEntry::Kind::kFailure,
-                                                          .incarnation = 0,
-                                                          .rank = failure.rank,
-                                                          .reason = failure.reason});
-    if (earlier.has_value()) first = {.rank = earlier->rank, .reason = earlier->reason};
+    const std::optional<LogEntry> earlier = log_->Append(LogEntry::Of(0, failure));
+    if (earlier.has_value()) return GroupFailure{.rank = earlier->rank, .reason = earlier->reason};
   } catch (const std::exception& error) {
     LOG(WARNING) << "could not tell the other workers that " << failure.reason << ": "
                  << error.what();
   }
-  Set(first);
+  return std::nullopt;
+}
+
+FailureNotice::GroupFailure FailureNotice::ReportFound(const GroupFailure& failure) {
+  if (const auto known = this->failure()) return *known;
+  Set(Publish(failure).value_or(failure));
   return *this->failure();
 }
 

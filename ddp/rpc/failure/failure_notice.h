@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/mutex.h"
 #include "ddp/comm/meeting/group_store.h"
@@ -47,7 +48,8 @@ class FailureNotice : private ddp::internal::ReportLog::Reader {
 
  private:
   void OnFailureRead(int64_t incarnation, const GroupFailure& failure) override;
-  ddp::internal::RankPosition OnPositionAsked(int64_t /*incarnation*/) override { return {}; }
+  std::string OnAsked(int64_t /*incarnation*/) override { return {}; }
+  std::optional<GroupFailure> Publish(const GroupFailure& failure);
   bool Set(const GroupFailure& failure);
 
   const std::function<void(const GroupFailure&)> on_failure_;
