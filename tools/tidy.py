@@ -454,7 +454,7 @@ ROOMS = {
     "ddp/comm/hierarchical": "collectives over several hosts: shared memory inside, Gloo between",
     "ddp/comm/kernels": "loops over plain memory: sums over ranks, and casts to 16 bits",
     "ddp/comm/meeting": "where ranks meet: the keys of a group's store, and a barrier with values",
-    "ddp/comm/reports": "what ranks tell each other through the store: failures, and where they are",
+    "ddp/comm/reports": "what ranks tell each other through the store: failures, where they are",
     "ddp/comm/shared_memory": "collectives in shared memory: engine, sums in place",
     "ddp/common": "what every room of ddp/ names: errors, ReduceOp, GradBucket, peer waits, glog",
     "ddp/end_to_end": "tests of the wrapper and the collectives as a program uses them",
