@@ -25,9 +25,9 @@ struct CheckpointOptions {
 
   // When true, the recomputation draws the same random numbers as the forward (dropout!). Covers
   // LibTorch's operations on the CPU that run on the segment's thread, and the generator of every
-  // GPU that holds inputs or parameters. Other threads may draw meanwhile: the CPU's default
-  // generator is never set back, so that no number comes twice. A GPU's generator is set back for
-  // the time of the recomputation. Costs copies of the generators' states; switch it off where
+  // device that holds inputs or parameters. Other threads may draw meanwhile: the CPU's default
+  // generator is never set back, so that no number comes twice. A device's generator is set back
+  // for the time of the recomputation. Costs copies of the generators' states; switch it off where
   // nothing is random.
   DDP_OPTION(preserve_rng_state, bool) = true;
 
