@@ -61,9 +61,11 @@ MakeOptimizer AdamW() {
   return TwoGroups<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).betas({0.8, 0.9}));
 }
 
-Trainer::Trainer(const MakeOptimizer& make_optimizer, uint64_t seed) {
+Trainer::Trainer(const MakeOptimizer& make_optimizer, uint64_t seed, torch::Device on)
+    : device(on) {
   torch::manual_seed(seed);
   net = Net();
+  net->to(device);
   optimizer = make_optimizer(net);
   sampler = std::make_unique<ElasticSampler>(
       ElasticSampler::Options{.dataset_size = 40, .global_batch_size = 8, .seed = 3}, 0, 1);
@@ -73,10 +75,10 @@ Trainer::Trainer(const MakeOptimizer& make_optimizer, uint64_t seed) {
 }
 
 void Trainer::Train(int steps) {
-  const torch::Tensor data = torch::arange(40 * 2 * 4 * 4).view({40, 2, 4, 4}).sin();
+  const torch::Tensor data = torch::arange(40 * 2 * 4 * 4).view({40, 2, 4, 4}).sin().to(device);
   for (int i = 0; i < steps; ++i) {
     const std::optional<ElasticSampler::Batch> batch = sampler->next_batch();
-    const torch::Tensor indices = torch::tensor(batch->indices);
+    const torch::Tensor indices = torch::tensor(batch->indices).to(device);
     optimizer->zero_grad();
     torch::nn::functional::cross_entropy(net(data.index_select(0, indices)), indices % 3)
         .backward();
@@ -88,8 +90,9 @@ void Trainer::Train(int steps) {
 
 std::vector<torch::Tensor> Trainer::Values() const {
   std::vector<torch::Tensor> values;
-  for (const auto& item : net->named_parameters()) values.push_back(item.value().detach().clone());
-  for (const auto& item : net->named_buffers()) values.push_back(item.value().clone());
+  for (const auto& item : net->named_parameters())
+    values.push_back(item.value().detach().cpu().clone());
+  for (const auto& item : net->named_buffers()) values.push_back(item.value().cpu().clone());
   return values;
 }
 
@@ -146,15 +149,16 @@ std::string CheckpointerFixture::ErrorOfRestore(TrainingState& state) {
   return "";
 }
 
-void CheckpointerFixture::ExpectResumesExactly(const MakeOptimizer& make_optimizer) {
-  Trainer trainer(make_optimizer);
+void CheckpointerFixture::ExpectResumesExactly(const MakeOptimizer& make_optimizer,
+                                               torch::Device device) {
+  Trainer trainer(make_optimizer, /*seed=*/1, device);
   trainer.Train(3);
   trainer.state.epoch = 7;
   trainer.state.bucket_layout = {{"head.bias", "head.weight"}, {"fc.bias"}};
   Checkpointer(Options()).save(trainer.state);
   trainer.Train(2);
 
-  Trainer resumed(make_optimizer, /*seed=*/99);
+  Trainer resumed(make_optimizer, /*seed=*/99, device);
   resumed.Train(1);  // a trainer that restores need not be fresh
   const std::optional<RestoredCheckpoint> restored =
       Checkpointer(Options(2)).restore(resumed.state);

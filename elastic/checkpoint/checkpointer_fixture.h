@@ -43,11 +43,14 @@ MakeOptimizer AdamW();
 // A training process.
 class Trainer {
  public:
-  explicit Trainer(const MakeOptimizer& make_optimizer, uint64_t seed = 1);
+  explicit Trainer(const MakeOptimizer& make_optimizer, uint64_t seed = 1,
+                   torch::Device device = torch::kCPU);
 
   void Train(int steps);
 
-  std::vector<torch::Tensor> Values() const;
+  std::vector<torch::Tensor> Values() const;  // copies on the CPU
+
+  torch::Device device;
 
   Net net{nullptr};
   std::unique_ptr<torch::optim::Optimizer> optimizer;
@@ -73,7 +76,8 @@ class CheckpointerFixture : public ::testing::Test {
   std::string ErrorOfRestore(TrainingState& state);
 
   // Checks that interrupted training gives the same bits as uninterrupted training.
-  void ExpectResumesExactly(const MakeOptimizer& make_optimizer);
+  void ExpectResumesExactly(const MakeOptimizer& make_optimizer,
+                            torch::Device device = torch::kCPU);
 
   std::string folder_;
 };
