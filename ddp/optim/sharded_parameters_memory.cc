@@ -175,10 +175,8 @@ void ShardedParameters::WriteToPeers(ProcessGroup& group, const std::vector<bool
   // The group has ended. An operation that never completes finds out why.
   Collective described{.output = at::empty({1})};
   Communicator::Pending never = group.communicator().StartOwn(
-      described, "the values of a ZeroRedundancyOptimizer", [](c10d::Backend& backend) {
-        return StartAside(backend,
-                          {.advance = [] { return false; }, .may_advance = [] { return false; }});
-      });
+      described, "the values of a ZeroRedundancyOptimizer",
+      [](c10d::Backend& backend) { return StartOwn(backend, [] { return false; }); });
   group.communicator().Wait(never);
 }
 

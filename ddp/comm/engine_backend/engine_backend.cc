@@ -98,7 +98,7 @@ class EngineBackend final : public c10d::Backend {
     return AllocateRegistered(size, options);
   }
 
-  WorkPtr StartAside(CollectiveEngine::Aside aside);
+  WorkPtr StartOwn(std::function<bool()> advance);
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -210,11 +210,11 @@ WorkPtr EngineBackend::Launch(Batch&& batch, std::chrono::milliseconds timeout) 
   return work;
 }
 
-WorkPtr EngineBackend::StartAside(CollectiveEngine::Aside aside) {
+WorkPtr EngineBackend::StartOwn(std::function<bool()> advance) {
   tag_.reset();
   return StartMessage({.type = c10d::OpType::ALLREDUCE}, [&](EngineWork& /*work*/,
                                                              CollectiveEngine::Done done) {
-    engine_->local().StartAside(std::move(aside), TimeoutOf(c10d::kUnsetTimeout), std::move(done));
+    engine_->local().StartOwn(std::move(advance), TimeoutOf(c10d::kUnsetTimeout), std::move(done));
   });
 }
 
@@ -629,8 +629,8 @@ std::shared_ptr<HostGroup> OneHostGroupOf(c10d::Backend& backend) {
   return Cast(backend).engine().group();
 }
 
-WorkPtr StartAside(c10d::Backend& backend, CollectiveEngine::Aside aside) {
-  return Cast(backend).StartAside(std::move(aside));
+WorkPtr StartOwn(c10d::Backend& backend, std::function<bool()> advance) {
+  return Cast(backend).StartOwn(std::move(advance));
 }
 
 void AddEngineTraits(BackendTraits& traits) {

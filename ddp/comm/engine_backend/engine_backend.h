@@ -1,6 +1,7 @@
 #ifndef DDP_COMM_ENGINE_BACKEND_ENGINE_BACKEND_H_
 #define DDP_COMM_ENGINE_BACKEND_ENGINE_BACKEND_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -81,7 +82,7 @@ bool IsEngineBackend(const c10d::Backend& backend);
 std::shared_ptr<HostGroup> OneHostGroupOf(c10d::Backend& backend);
 
 // Starts an operation with a protocol of its own on a backend of OneHostGroupOf().
-c10::intrusive_ptr<c10d::Work> StartAside(c10d::Backend& backend, CollectiveEngine::Aside aside);
+c10::intrusive_ptr<c10d::Work> StartOwn(c10d::Backend& backend, std::function<bool()> advance);
 
 // Sets the functions of `traits` for a backend that was made here.
 void AddEngineTraits(BackendTraits& traits);

@@ -117,59 +117,10 @@ bool HostGroup::Quiesce(absl::Duration timeout) const {
   return true;
 }
 
-// ---- Boards.
-
-namespace {
-
-// A slot: the board's number above, and its place in units of 64 bytes plus 1. 0: no board.
-constexpr int kBoardPlaceBits = 40;
-constexpr uint64_t kBoardPlaceMask = (uint64_t{1} << kBoardPlaceBits) - 1;
-
-bool IsBoard(uint64_t shown, uint64_t number) {
-  return shown != 0 && shown >> kBoardPlaceBits == (number << kBoardPlaceBits) >> kBoardPlaceBits;
-}
-
-// Returns the first slot of a member whose value `matches`; null: none.
-template <typename Matches>
-std::atomic<uint64_t>* FindSlot(MemberRow& row, const Matches& matches) {
-  for (std::atomic<uint64_t>& slot : row.boards) {
-    if (matches(slot.load(std::memory_order_seq_cst))) return &slot;
-  }
-  return nullptr;
-}
-
-}  // namespace
-
-bool HostGroup::ShowBoard(uint64_t number, uint64_t offset) {
-  std::atomic<uint64_t>* const slot =
-      FindSlot(segment_->row(member_), [](uint64_t shown) { return shown == 0; });
-  if (slot == nullptr) return false;
-  slot->store((number << kBoardPlaceBits) | (offset / 64 + 1), std::memory_order_seq_cst);
-  Notify();
-  return true;
-}
-
-void HostGroup::HideBoard(uint64_t number) {
-  std::atomic<uint64_t>* const slot =
-      FindSlot(segment_->row(member_), [&](uint64_t shown) { return IsBoard(shown, number); });
-  if (slot != nullptr) slot->store(0, std::memory_order_seq_cst);
-}
-
-std::optional<uint64_t> HostGroup::FindBoard(int member, uint64_t number) const {
-  uint64_t found = 0;
-  FindSlot(segment_->row(member), [&](uint64_t shown) {
-    found = shown;
-    return IsBoard(shown, number);
-  });
-  if (!IsBoard(found, number)) return std::nullopt;
-  return ((found & kBoardPlaceMask) - 1) * 64;
-}
-
-std::function<bool()> HostGroup::BoardIsGone(int member, uint64_t number) const {
-  return [segment = segment_, arena = arenas_[member], member, number] {
+std::function<bool()> HostGroup::GoneTest(int member) const {
+  return [segment = segment_, arena = arenas_[member], member] {
     MemberRow& row = segment->row(member);
-    return FindSlot(row, [&](uint64_t shown) { return IsBoard(shown, number); }) == nullptr ||
-           row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kLeft) ||
+    return row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kLeft) ||
            segment->has_died(member);
   };
 }

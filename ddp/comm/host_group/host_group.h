@@ -114,17 +114,12 @@ class HostGroup {
   bool BeginTouch();
   void EndTouch();
 
-  // Boards: blocks of a member's arena that the others find by number. NextBoard() returns 0, 1, 2
-  // and so on. ShowBoard() returns false when kBoardSlots boards are shown already. Show, hide and
-  // find are in one order for all members: of two members that first show or hide a board of their
-  // own and then look for the other's, at least one sees what the other has done.
-  uint64_t NextBoard() { return next_board_++; }
-  bool ShowBoard(uint64_t number, uint64_t offset);
-  void HideBoard(uint64_t number);
-  std::optional<uint64_t> FindBoard(int member, uint64_t number) const;
-  // Returns a function that is true when `member` does not show the board, has left, or has died.
-  // The function may be called after the destruction of the group. It keeps the memory mapped.
-  std::function<bool()> BoardIsGone(int member, uint64_t number) const;
+  // Returns a function that is true when `member` has left or has died. The function may be called
+  // after the destruction of the group. It keeps the memory mapped.
+  std::function<bool()> GoneTest(int member) const;
+
+  // Numbers what all members make in the same order: 0, 1, 2 and so on.
+  uint64_t NextNumber() { return next_number_++; }
 
   // Wakes the sleeping threads of all members, or of one, because words of this member have
   // changed. Call it after the store.
@@ -206,7 +201,7 @@ class HostGroup {
   std::atomic<int> spins_ = kShortSpin;
   std::atomic<bool> cores_to_spare_ = false;
 
-  uint64_t next_board_ = 0;
+  uint64_t next_number_ = 0;
 
   std::atomic<bool> stop_thread_ = false;
   Mutex background_mutex_;

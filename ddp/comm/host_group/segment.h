@@ -29,7 +29,6 @@ inline constexpr int kMaxMembers = 256;
 inline constexpr size_t kStagingBytes = size_t{256} << 10;  // one half
 inline constexpr size_t kMailboxBytes = size_t{64} << 10;   // with its MailboxHeader
 inline constexpr size_t kMaxCores = 1024;
-inline constexpr size_t kBoardSlots = 64;
 
 // The end of a group, as one word: 0 while the group lives. The first end is final.
 enum class GroupEnd : uint32_t {
@@ -112,8 +111,6 @@ struct MemberRow {
   uint64_t cores[kMaxCores / 64] = {};  // on which the member may run, a bit for each
   // The number of signals that this member has given. See CollectiveEngine.
   alignas(64) std::atomic<uint64_t> signals;
-  // Where the boards of this member's InPlaceChannels lie: see HostGroup::ShowBoard().
-  alignas(64) std::atomic<uint64_t> boards[kBoardSlots];
   // Rung, and woken, by a member that changes what sleeping threads of this member may wait for.
   alignas(64) std::atomic<uint32_t> bell;
   std::atomic<uint32_t> sleepers;  // threads of this member that sleep, or are about to

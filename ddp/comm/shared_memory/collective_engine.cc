@@ -39,6 +39,9 @@ constexpr size_t kDirectPiece = size_t{256} << 10;
 // microseconds, unless the member is stopped.
 constexpr absl::Duration kQuiesce = absl::Seconds(1);
 
+// Of CollectiveEngine::MayAdvance(): messages or operations of their own are under way.
+constexpr uint64_t kAnything = ~uint64_t{0};
+
 // Of a slice or of a part in a staging buffer.
 constexpr size_t kAlignment = 64;
 
@@ -135,14 +138,10 @@ CollectiveEngine::~CollectiveEngine() {
 
 bool CollectiveEngine::Abort() {
   if (group_->in_forked_child()) return true;  // a thread of the parent may hold the lock
-  Finished finished;
-  {
-    MutexLock lock(mutex_);
+  Locked([this](Finished& finished) {
     if (!idle()) group_->Abort();
     FailAll(absl::CancelledError("the backend was destroyed or aborted"), finished);
-    Publish(finished);
-  }
-  Call(std::move(finished));
+  });
   return !group_->ended() || group_->Quiesce(absl::Seconds(1));
 }
 
@@ -162,14 +161,10 @@ void CollectiveEngine::Start(CollectiveRequest request, absl::Duration timeout, 
   operation->deadline_ns = DeadlineAfter(timeout);
   operation->request = std::move(request);
   operation->done = std::move(done);
-  Finished finished;
-  {
-    MutexLock lock(mutex_);
+  Locked([&](Finished& finished) {
     queue_.push_back(std::move(operation));
     Advance(finished);
-    Publish(finished);
-  }
-  Call(std::move(finished));
+  });
   AwakenThread();
 }
 
@@ -191,12 +186,12 @@ void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data
   TakeUp();
 }
 
-void CollectiveEngine::StartAside(Aside aside, absl::Duration timeout, Done done) {
+void CollectiveEngine::StartOwn(std::function<bool()> advance, absl::Duration timeout, Done done) {
   {
     MutexLock lock(mutex_);
-    asides_.push_back({.aside = std::move(aside),
-                       .deadline_ns = DeadlineAfter(timeout),
-                       .done = std::move(done)});
+    own_.push_back({.advance = std::move(advance),
+                    .deadline_ns = DeadlineAfter(timeout),
+                    .done = std::move(done)});
   }
   TakeUp();
 }
@@ -219,15 +214,33 @@ void CollectiveEngine::AwakenThread() {
   }
 }
 
-void CollectiveEngine::Poll() {
+template <typename Act>
+void CollectiveEngine::Locked(const Act& act) {
   Finished finished;
   {
     MutexLock lock(mutex_);
-    Advance(finished);
-    FailLate(finished);
-    Publish(finished);
+    act(finished);
+    // What Drive() reads without the lock.
+    if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);
+    busy_.store(!idle(), std::memory_order_release);
+    const Awaited first = queue_.empty() ? Awaited{} : queue_.front()->await;
+    awaited_.store(!mailboxes_.empty() || !own_.empty()
+                       ? kAnything
+                       : first.number << 2 | static_cast<uint64_t>(first.half + 1),
+                   std::memory_order_release);
   }
   Call(std::move(finished));
+}
+
+void CollectiveEngine::Poll() {
+  Locked([this](Finished& finished) {
+    int left = -1;  // found before the last look at what the members that leave have published
+    for (int member = 0; member < size_ && !idle(); ++member) {
+      if (group_->has_left(member)) left = member;
+    }
+    Advance(finished);
+    FailHopeless(left, finished);
+  });
 }
 
 void CollectiveEngine::Hurry() {
@@ -252,43 +265,33 @@ void CollectiveEngine::Call(Finished&& finished) {
   group_->NotifyOwn();  // a thread of this member may wait for what `done` has changed
 }
 
-CollectiveEngine::Blocked CollectiveEngine::WhatBlocks() {
+// Returns the time at which Poll() has something to fail.
+int64_t CollectiveEngine::EarliestDeadline() {
   MutexLock lock(mutex_);
-  Blocked blocked{.epoch = epoch_.load(std::memory_order_seq_cst),
-                  .signals = {},
-                  .deadline_ns = mailboxes_.earliest_deadline_ns(),
-                  .mail = {}};
-  if (!queue_.empty()) {
-    const Operation& first = *queue_.front();
-    if (first.state != Operation::State::kGivenUp) blocked.signals = first.await;
-    blocked.deadline_ns = std::min(blocked.deadline_ns, first.deadline_ns);
-  }
-  for (const AsideOperation& operation : asides_) {
-    blocked.asides.push_back(operation.aside.may_advance);
-    blocked.deadline_ns = std::min(blocked.deadline_ns, operation.deadline_ns);
-  }
-  mailboxes_.AddChanges(blocked.mail);
-  return blocked;
+  int64_t earliest = mailboxes_.earliest_deadline_ns();
+  if (!queue_.empty()) earliest = std::min(earliest, queue_.front()->deadline_ns);
+  for (const OwnOperation& operation : own_) earliest = std::min(earliest, operation.deadline_ns);
+  return earliest;
 }
 
-bool CollectiveEngine::MayAdvance(const Blocked& blocked) const {
-  if (epoch_.load(std::memory_order_acquire) != blocked.epoch) return true;
-  if (blocked.signals.has_value() && AllSignalled(*blocked.signals)) return true;
-  for (const auto& may_advance : blocked.asides) {
-    if (may_advance()) return true;
-  }
-  return std::any_of(blocked.mail.begin(), blocked.mail.end(), [](const Mailboxes::Change& change) {
-    return change.counter->load(std::memory_order_acquire) != change.seen;
-  });
+// Returns true when Advance() may have something to do. Takes no lock: a thread that waits would
+// keep other threads from starting operations.
+bool CollectiveEngine::MayAdvance() const {
+  const uint64_t awaited = awaited_.load(std::memory_order_acquire);
+  if (awaited == kAnything) return true;
+  return awaited != 0 &&
+         AllSignalled({.number = awaited >> 2, .half = static_cast<int>(awaited & 3) - 1});
 }
 
 bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadline) {
   const int64_t deadline_ns = absl::ToUnixNanos(deadline);
   while (!stop()) {
-    const Blocked blocked = WhatBlocks();
-    if (!blocked.mail.empty()) Poll();  // a message may have come before WhatBlocks()
-    group_->Wait([&] { return MayAdvance(blocked); }, stop,
-                 std::min(blocked.deadline_ns, deadline_ns));
+    const uint64_t epoch = epoch_.load(std::memory_order_acquire);
+    const auto changed = [&] {
+      if (MayAdvance()) Locked([this](Finished& finished) { Advance(finished); });
+      return epoch_.load(std::memory_order_acquire) != epoch;
+    };
+    if (group_->Wait(changed, stop, std::min(EarliestDeadline(), deadline_ns))) continue;
     Poll();
     if (stop()) return true;
     const int64_t now_ns = MonotonicNanoseconds();
@@ -370,24 +373,25 @@ CollectiveEngine::Awaited CollectiveEngine::SignalHeader() {
 }
 
 void CollectiveEngine::Advance(Finished& finished) {
-  if (mailboxes_.Advance(finished)) epoch_.fetch_add(1, std::memory_order_seq_cst);
+  mailboxes_.Advance(finished);
   AdvanceCollectives(finished);
-  AdvanceAsides(finished);
-  FailBroken(finished);
-}
-
-// Sets what Drive() reads without the lock. Call(finished) comes next.
-void CollectiveEngine::Publish(const Finished& finished) {
-  if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);
-  busy_.store(!idle(), std::memory_order_release);
+  for (auto operation = own_.begin(); operation != own_.end() && broken_.ok();) {
+    if (!operation->advance()) {
+      ++operation;
+      continue;
+    }
+    finished.emplace_back(std::move(operation->done), absl::OkStatus());
+    operation = own_.erase(operation);
+  }
+  if (idle()) return;
+  if (broken_.ok() && group_->ended()) broken_ = EndStatus();
+  if (!broken_.ok()) FailAll(broken_, finished);
 }
 
 void CollectiveEngine::AdvanceCollectives(Finished& finished) {
-  bool moved = false;
   while (!queue_.empty()) {
     Operation& first = *queue_.front();
-    if (!Step(first)) break;
-    moved = true;
+    if (!Step(first)) return;
     if (!first.complete) continue;
     if (!first.status.ok() && broken_.ok()) {
       broken_ = first.status;
@@ -395,19 +399,6 @@ void CollectiveEngine::AdvanceCollectives(Finished& finished) {
     }
     finished.emplace_back(std::move(first.done), first.status);
     queue_.pop_front();
-  }
-  if (moved) epoch_.fetch_add(1, std::memory_order_seq_cst);
-}
-
-void CollectiveEngine::AdvanceAsides(Finished& finished) {
-  for (auto operation = asides_.begin(); operation != asides_.end() && broken_.ok();) {
-    if (!operation->aside.advance()) {
-      ++operation;
-      continue;
-    }
-    finished.emplace_back(std::move(operation->done), absl::OkStatus());
-    operation = asides_.erase(operation);
-    epoch_.fetch_add(1, std::memory_order_seq_cst);
   }
 }
 
@@ -718,28 +709,15 @@ absl::Status CollectiveEngine::EndStatus() const {
       absl::StrCat("rank ", end.member, " of the host has aborted the group"));
 }
 
-// Fails operations that cannot complete any more, whatever the time.
-void CollectiveEngine::FailBroken(Finished& finished) {
+// Fails operations, and with them all others, when one needs `left`, a member that has left, or
+// when one is late. To be called after Advance().
+void CollectiveEngine::FailHopeless(int left, Finished& finished) {
   if (idle()) return;
-  if (!broken_.ok()) return FailAll(broken_, finished);
-  if (group_->ended()) return FailAll(EndStatus(), finished);
-  for (int member = 0; member < size_; ++member) {
-    if (!group_->has_left(member) || !NeedsMember()) continue;
-    return Break(absl::UnavailableError(absl::StrCat("rank ", member, " of the host has left")),
+  const bool waits = !own_.empty() || (!queue_.empty() && !AllSignalled(queue_.front()->await));
+  if (left >= 0 && waits) {
+    return Break(absl::UnavailableError(absl::StrCat("rank ", left, " of the host has left")),
                  finished);
   }
-}
-
-// Returns true when an operation waits for other members.
-bool CollectiveEngine::NeedsMember() const {
-  const auto waits = [](const AsideOperation& operation) { return !operation.aside.may_advance(); };
-  return (!queue_.empty() && !AllSignalled(queue_.front()->await)) ||
-         std::any_of(asides_.begin(), asides_.end(), waits);
-}
-
-// Fails operations, and with them all others, when one is late.
-void CollectiveEngine::FailLate(Finished& finished) {
-  if (idle()) return;
   const int64_t now_ns = MonotonicNanoseconds();
   if (!mailboxes_.empty() && mailboxes_.FailHopeless(now_ns, finished)) {
     return Break(absl::UnavailableError("a message was given up"), finished);
@@ -752,10 +730,8 @@ void CollectiveEngine::FailLate(Finished& finished) {
                             : absl::StrCat("Timed out waiting for rank ", missing, " of the host")),
         finished);
   }
-  const auto late = [&](const AsideOperation& operation) {
-    return now_ns >= operation.deadline_ns;
-  };
-  if (std::any_of(asides_.begin(), asides_.end(), late)) {
+  const auto late = [&](const OwnOperation& operation) { return now_ns >= operation.deadline_ns; };
+  if (std::any_of(own_.begin(), own_.end(), late)) {
     Break(absl::DeadlineExceededError("Timed out waiting for other ranks of the host"), finished);
   }
 }
@@ -767,21 +743,17 @@ void CollectiveEngine::Break(const absl::Status& status, Finished& finished) {
 
 void CollectiveEngine::FailAll(const absl::Status& status, Finished& finished) {
   if (broken_.ok()) broken_ = status;
-  if (!queue_.empty() && queue_.front()->state != Operation::State::kEnter &&
-      queue_.front()->request.kind == Kind::kAllReduce &&
-      RegisteredAt(queue_.front()->request) != 0) {
-    exposed_.store(true, std::memory_order_release);  // others may be at a piece of its memory
-  }
-  if (!asides_.empty()) {
+  const bool in_place = !queue_.empty() && queue_.front()->state != Operation::State::kEnter &&
+                        queue_.front()->request.kind == Kind::kAllReduce &&
+                        RegisteredAt(queue_.front()->request) != 0;
+  if (in_place || !own_.empty()) {
     exposed_.store(true, std::memory_order_release);  // others may be at a piece of its memory
   }
   for (const auto& operation : queue_) finished.emplace_back(std::move(operation->done), status);
+  for (OwnOperation& operation : own_) finished.emplace_back(std::move(operation.done), status);
   queue_.clear();
-  for (AsideOperation& operation : asides_)
-    finished.emplace_back(std::move(operation.done), status);
-  asides_.clear();
+  own_.clear();
   mailboxes_.FailAll(status, finished);
-  epoch_.fetch_add(1, std::memory_order_seq_cst);
 }
 
 }  // namespace ddp::internal

@@ -117,19 +117,15 @@ class CollectiveEngine {
                absl::Duration timeout, Done done);
 
   // An operation with a protocol of its own, outside of the order of collectives. Completes when
-  // `advance` returns true; called under the engine's lock, on any thread. `may_advance` returns
-  // true when `advance` has something to do; on any thread.
-  struct Aside {
-    std::function<bool()> advance;
-    std::function<bool()> may_advance;
-  };
-  void StartAside(Aside aside, absl::Duration timeout, Done done);
+  // `advance` returns true. `advance` does what is possible without waiting; it is called under the
+  // engine's lock, on any thread, again and again.
+  void StartOwn(std::function<bool()> advance, absl::Duration timeout, Done done);
 
   // Advances operations on this thread until `stop()` or `deadline`. Returns stop(). `stop` is as
   // in HostGroup::Wait(); the completion of an operation wakes it.
   bool Drive(const std::function<bool()>& stop, absl::Time deadline);
 
-  // Advances operations as far as is possible without waiting.
+  // Advances operations as far as is possible without waiting, and fails the hopeless ones.
   void Poll();
 
   // Lets the group's thread advance the operations from now on, until there are none.
@@ -153,34 +149,27 @@ class CollectiveEngine {
   };
   using Finished = Mailboxes::Finished;
 
-  // The changes that a thread waits for when it cannot advance.
-  struct Blocked {
-    uint64_t epoch = 0;
-    std::optional<Awaited> signals;
-    int64_t deadline_ns = 0;
-    std::vector<Mailboxes::Change> mail;
-    std::vector<std::function<bool()>> asides;
-  };
-  struct AsideOperation {
-    Aside aside;
+  struct OwnOperation {
+    std::function<bool()> advance;
     int64_t deadline_ns = 0;
     Done done;
   };
 
   void TakeUp();
   void AwakenThread();
-  void Publish(const Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Calls `act(finished)` under the lock, and then what is finished.
+  template <typename Act>
+  void Locked(const Act& act);
   void Call(Finished&& finished);
   HostGroup::Nap OnWake();
-  Blocked WhatBlocks();
-  bool MayAdvance(const Blocked& blocked) const;
+  bool MayAdvance() const;
+  int64_t EarliestDeadline();
 
   // Advances everything as far as is possible without waiting.
   void Advance(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdvanceCollectives(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AdvanceAsides(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return queue_.empty() && mailboxes_.empty() && asides_.empty();
+    return queue_.empty() && mailboxes_.empty() && own_.empty();
   }
   // One step of the first collective. False: it has to wait for signals.
   bool Step(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -206,9 +195,7 @@ class CollectiveEngine {
   int half() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return static_cast<int>(round_ & 1); }
   std::string Missing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndStatus() const;
-  bool NeedsMember() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void FailBroken(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void FailLate(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailHopeless(int left, Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Break(const absl::Status& status, Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailAll(const absl::Status& status, Finished& finished)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -217,8 +204,9 @@ class CollectiveEngine {
   const int member_;
   const int size_;
 
-  std::atomic<uint64_t> epoch_{0};  // raised with every step
-  std::atomic<bool> busy_{false};   // some operation is not complete
+  std::atomic<uint64_t> epoch_{0};    // raised when operations have completed, and by Wake()
+  std::atomic<bool> busy_{false};     // some operation is not complete
+  std::atomic<uint64_t> awaited_{0};  // see MayAdvance()
   std::atomic<int> calling_{0};     // threads that have complete operations, and call their `done`
   std::atomic<bool> asleep_{true};  // the group's thread must be kicked
   std::atomic<uint64_t> started_{0};
@@ -227,7 +215,7 @@ class CollectiveEngine {
 
   Mutex mutex_;
   std::deque<std::unique_ptr<Operation>> queue_ ABSL_GUARDED_BY(mutex_);
-  std::vector<AsideOperation> asides_ ABSL_GUARDED_BY(mutex_);
+  std::vector<OwnOperation> own_ ABSL_GUARDED_BY(mutex_);
   Mailboxes mailboxes_ ABSL_GUARDED_BY(mutex_);
   uint64_t round_ ABSL_GUARDED_BY(mutex_) = 0;     // of all collectives
   uint64_t signals_ ABSL_GUARDED_BY(mutex_) = 0;   // that this member has given

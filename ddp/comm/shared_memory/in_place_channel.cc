@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "ddp/comm/arena/deferred_frees.h"
 
@@ -39,89 +40,105 @@ bool IsOfPass(uint64_t word, uint64_t pass) {
 
 size_t BytesOfWords(size_t large) { return RoundUp(large * sizeof(uint64_t)); }
 
+template <typename Block>
+size_t BytesOfMarks(int members) {
+  return RoundUp(sizeof(Block) + static_cast<size_t>(members));
+}
+
 }  // namespace
 
-// The beginning of a board. Two words for each large array follow: the words of the places, then
-// those that count the pieces. Then come two halves of packed arrays, which take turns pass by
-// pass.
-struct InPlaceChannel::Board {
+// The beginning of a block. The marks of the members follow, and two words for each large array:
+// the words of the places, then those that count the pieces. Then come two halves of packed arrays,
+// which take turns pass by pass.
+struct InPlaceChannel::Block {
   std::atomic<uint64_t> arrivals;  // passes at whose end the member has arrived
-  std::atomic<uint64_t> finished;  // passes whose packed arrays the member has summed
   uint64_t large = 0;              // number of words
   uint64_t small_bytes = 0;        // of one half
+
+  // The mark of a member: 1 when the member does not read this block any more.
+  std::atomic<uint8_t>& mark(int member) {
+    return reinterpret_cast<std::atomic<uint8_t>*>(this + 1)[member];
+  }
 };
 
 absl::StatusOr<std::unique_ptr<InPlaceChannel>> InPlaceChannel::Make(
     std::shared_ptr<HostGroup> group, Layout layout) {
-  const uint64_t number = group->NextBoard();  // also without success: the others go on from here
   const size_t small =
       RoundUp(layout.small_floats * sizeof(float)) + RoundUp(layout.small_doubles * sizeof(double));
   // An odd number: no gradient has that size, so none takes the block.
   const size_t bytes =
-      std::max(Arena::kSmallestBlock, kUnit + 2 * BytesOfWords(layout.large.size()) + 2 * small) |
+      std::max(Arena::kSmallestBlock, BytesOfMarks<Block>(group->size()) +
+                                          2 * BytesOfWords(layout.large.size()) + 2 * small) |
       1;
   DeferredFrees::OfProcess().Sweep();
   Arena& arena = Arena::OfProcess();
   auto demand = arena.AddDemand({.gradient_bytes = {bytes}, .capacity_bytes = bytes});
   if (!demand.ok()) return demand.status();
   auto* const block = static_cast<std::byte*>(arena.Allocate(bytes));
-  if (block == nullptr) return absl::ResourceExhaustedError("the arena has no room for a board");
+  if (block == nullptr)
+    return absl::ResourceExhaustedError("the arena has no room for packed sums");
   std::memset(block, 0, bytes);
-  std::unique_ptr<InPlaceChannel> channel(
-      new InPlaceChannel(group, number, std::move(layout), *std::move(demand), block));
-  channel->shown_ = group->ShowBoard(channel->number_, static_cast<uint64_t>(block - arena.base()));
-  if (!channel->shown_) {
-    return absl::ResourceExhaustedError("the group has too many models at once");
-  }
-  return channel;
+  return std::unique_ptr<InPlaceChannel>(
+      new InPlaceChannel(std::move(group), std::move(layout), *std::move(demand), block));
 }
 
-InPlaceChannel::InPlaceChannel(std::shared_ptr<HostGroup> group, uint64_t number, Layout layout,
-                               ArenaDemand demand, std::byte* block)
+InPlaceChannel::InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, ArenaDemand demand,
+                               std::byte* block)
     : group_(std::move(group)),
       member_(group_->member()),
       size_(group_->size()),
       layout_(std::move(layout)),
-      number_(number),
       demand_(std::move(demand)),
-      block_(block),
-      small_at_(kUnit + 2 * BytesOfWords(layout_.large.size())),
+      words_at_(BytesOfMarks<Block>(size_)),
+      small_at_(words_at_ + 2 * BytesOfWords(layout_.large.size())),
       doubles_at_(RoundUp(layout_.small_floats * sizeof(float))),
       small_bytes_(doubles_at_ + RoundUp(layout_.small_doubles * sizeof(double))),
-      boards_(size_) {
-  Board* const board = new (block_) Board{};
-  boards_[member_].store(board, std::memory_order_release);
-  board->large = layout_.large.size();
-  board->small_bytes = small_bytes_;
+      blocks_(size_) {
+  blocks_[member_] = new (block) Block{};
+  blocks_[member_]->large = layout_.large.size();
+  blocks_[member_]->small_bytes = small_bytes_;
   waiting_.reserve(layout_.large.size());
   left_out_.reserve(layout_.large.size());
 }
 
-InPlaceChannel::~InPlaceChannel() {
-  if (group_->in_forked_child()) return;  // the board is the parent's
-  (void)Abandon();
-  group_->HideBoard(number_);
-  // A member that shows no board now has not found this one, and never will.
-  struct Reader {
-    std::function<bool()> is_gone;
-    const Board* board;
-  };
-  std::vector<Reader> readers;
-  for (int member = 0; shown_ && member < size_; ++member) {
-    const bool shows = member != member_ && group_->FindBoard(member, number_).has_value();
-    if (const Board* const board = shows ? BoardOf(member) : nullptr) {
-      readers.push_back({.is_gone = group_->BoardIsGone(member, number_), .board = board});
+int64_t InPlaceChannel::place() const {
+  return reinterpret_cast<std::byte*>(blocks_[member_]) - Arena::OfProcess().base();
+}
+
+absl::Status InPlaceChannel::Connect(std::span<const int64_t> places) {
+  for (int member = 0; member < size_; ++member) {
+    if (member == member_) continue;
+    auto* const block = reinterpret_cast<Block*>(group_->InArena(
+        member, static_cast<uint64_t>(places[member]), small_at_ + 2 * small_bytes_));
+    if (block == nullptr || block->large != layout_.large.size() ||
+        block->small_bytes != small_bytes_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", member, " of the host has gradients of other sizes than rank ",
+                       member_, ", or no place for them"));
     }
+    blocks_[member] = block;
   }
-  // A member reads until it has finished the last pass, or has destroyed its channel. A board that
-  // is destroyed meanwhile may show any number.
-  const auto unused = [pass = pass_, readers = std::move(readers)] {
-    return std::all_of(readers.begin(), readers.end(), [&](const Reader& reader) {
-      return reader.is_gone() || reader.board->finished.load(std::memory_order_acquire) >= pass;
+  return absl::OkStatus();
+}
+
+InPlaceChannel::~InPlaceChannel() {
+  if (group_->in_forked_child()) return;  // the block is the parent's
+  (void)Abandon();
+  // Others read this member's block until they have marked it or are gone.
+  std::vector<std::pair<std::atomic<uint8_t>*, std::function<bool()>>> readers;
+  for (int member = 0; member < size_; ++member) {
+    if (member == member_ || blocks_[member] == nullptr) continue;
+    blocks_[member]->mark(member_).store(1, std::memory_order_release);
+    readers.emplace_back(&blocks_[member_]->mark(member), group_->GoneTest(member));
+  }
+  const auto unused = [readers = std::move(readers)] {
+    return std::all_of(readers.begin(), readers.end(), [](const auto& reader) {
+      return reader.first->load(std::memory_order_acquire) != 0 || reader.second();
     });
   };
   DeferredFrees::OfProcess().Add(
-      unused, [block = block_, demand = std::make_shared<ArenaDemand>(std::move(demand_))] {
+      unused,
+      [block = blocks_[member_], demand = std::make_shared<ArenaDemand>(std::move(demand_))] {
         Arena::OfProcess().Free(block);
       });
 }
@@ -136,38 +153,20 @@ bool InPlaceChannel::Abandon() {
   return group_->Quiesce(absl::Seconds(1));
 }
 
-// ---- Boards.
+// ---- Blocks.
 
-// Returns the member's board, or null while the member has not made it.
-const InPlaceChannel::Board* InPlaceChannel::BoardOf(int member) const {
-  if (const Board* const known = boards_[member].load(std::memory_order_acquire)) return known;
-  const std::optional<uint64_t> offset = group_->FindBoard(member, number_);
-  if (!offset.has_value()) return nullptr;
-  const std::byte* const bytes = group_->InArena(member, *offset, small_at_ + 2 * small_bytes_);
-  const auto* const board = reinterpret_cast<const Board*>(bytes);
-  if (bytes == nullptr || board->large != layout_.large.size() ||
-      board->small_bytes != small_bytes_) {
-    return nullptr;  // of another layout: the model's ranks have different parameters
-  }
-  boards_[member].store(board, std::memory_order_release);
-  return board;
+std::atomic<uint64_t>& InPlaceChannel::WordOf(int member, int array) const {
+  std::byte* const words = reinterpret_cast<std::byte*>(blocks_[member]) + words_at_;
+  return reinterpret_cast<std::atomic<uint64_t>*>(words)[array];
 }
 
-std::atomic<uint64_t>& InPlaceChannel::WordOf(const Board& board, int array) const {
-  auto* const words = reinterpret_cast<const std::byte*>(&board) + kUnit;
-  return const_cast<std::atomic<uint64_t>&>(
-      reinterpret_cast<const std::atomic<uint64_t>*>(words)[array]);
-}
-
-// The members count the pieces of an array on one board, and of all arrays on all boards in turn.
+// The members count the pieces of an array in one block, and of all arrays in all blocks in turn.
 std::atomic<uint64_t>& InPlaceChannel::TakenOf(int array) const {
-  return (&WordOf(*BoardOf(array % size_),
-                  array))[BytesOfWords(layout_.large.size()) / sizeof(uint64_t)];
+  return (&WordOf(array % size_, array))[BytesOfWords(layout_.large.size()) / sizeof(uint64_t)];
 }
 
 std::byte* InPlaceChannel::SmallOf(int member) const {
-  const auto* const board = reinterpret_cast<const std::byte*>(BoardOf(member));
-  return const_cast<std::byte*>(board) + small_at_ + (pass_ % 2) * small_bytes_;
+  return reinterpret_cast<std::byte*>(blocks_[member]) + small_at_ + (pass_ % 2) * small_bytes_;
 }
 
 // ---- A pass.
@@ -176,7 +175,7 @@ void InPlaceChannel::Begin(double factor) {
   ++pass_;
   factor_ = factor;
   in_pass_ = false;
-  arrived_.store(false, std::memory_order_relaxed);
+  arrived_ = false;
   waiting_.clear();
   left_out_.clear();
 }
@@ -185,7 +184,7 @@ void InPlaceChannel::Begin(double factor) {
 // class comment.
 void InPlaceChannel::PublishWord(int array, uint64_t word) {
   in_pass_ = true;
-  WordOf(*BoardOf(member_), array).store(OfPass(pass_, word), std::memory_order_release);
+  WordOf(member_, array).store(OfPass(pass_, word), std::memory_order_release);
   group_->NotifyIf([&] { return AllPublished(array); });
   Help(kLookAhead);
   waiting_.push_back(array);
@@ -201,11 +200,7 @@ void InPlaceChannel::PublishElsewhere(int array) { PublishWord(array, kElsewhere
 
 bool InPlaceChannel::AllPublished(int array) const {
   for (int member = 0; member < size_; ++member) {
-    const Board* const board = BoardOf(member);
-    if (board == nullptr ||
-        !IsOfPass(WordOf(*board, array).load(std::memory_order_acquire), pass_)) {
-      return false;
-    }
+    if (!IsOfPass(WordOf(member, array).load(std::memory_order_acquire), pass_)) return false;
   }
   return true;
 }
@@ -232,8 +227,7 @@ void InPlaceChannel::Sum(int array) {
   Memory memory;
   bool elsewhere = false;
   for (int member = 0; member < size_; ++member) {
-    const uint64_t place =
-        WordOf(*BoardOf(member), array).load(std::memory_order_acquire) & kPlaceMask;
+    const uint64_t place = WordOf(member, array).load(std::memory_order_acquire) & kPlaceMask;
     elsewhere |= place == kElsewhere;
     memory.push_back(place < kFirstPlace ? nullptr
                                          : group_->InArena(member, (place - kFirstPlace) * kUnit,
@@ -284,38 +278,22 @@ void InPlaceChannel::Finish() {
   Help(waiting_.size());
 }
 
-bool InPlaceChannel::AllBoardsFound() const {
-  for (int member = 0; member < size_; ++member) {
-    if (BoardOf(member) == nullptr) return false;
-  }
-  return true;
-}
-
 bool InPlaceChannel::AllArrived() const {
-  for (int member = 0; member < size_; ++member) {
-    const Board* const board = BoardOf(member);
-    if (board == nullptr || board->arrivals.load(std::memory_order_acquire) < pass_) return false;
-  }
-  return true;
-}
-
-bool InPlaceChannel::MayAdvance() const {
-  if (arrived_.load(std::memory_order_acquire)) return AllArrived();
-  if (!AllBoardsFound()) return false;
-  const int array = awaited_.load(std::memory_order_acquire);
-  return array < 0 || AllPublished(array);
+  return std::all_of(blocks_.begin(), blocks_.end(), [this](const Block* block) {
+    return block->arrivals.load(std::memory_order_acquire) >= pass_;
+  });
 }
 
 bool InPlaceChannel::Advance() {
   MutexLock lock(mutex_);
-  if (!arrived_.load(std::memory_order_relaxed)) {
+  if (!arrived_) {
+    // A thread that waits calls this often. So it looks at one array, until all have published it.
+    if (!waiting_.empty() && !AllPublished(waiting_.front())) return false;
     Help(waiting_.size());
-    awaited_.store(waiting_.empty() ? -1 : waiting_.front(), std::memory_order_release);
-    // A member may hide its board as soon as all have arrived.
     if (liar_ >= 0) group_->Abort();
-    if (!AllBoardsFound() || !waiting_.empty() || group_->ended()) return false;
-    arrived_.store(true, std::memory_order_release);
-    const_cast<Board*>(BoardOf(member_))->arrivals.store(pass_, std::memory_order_release);
+    if (!waiting_.empty() || group_->ended()) return false;
+    arrived_ = true;
+    blocks_[member_]->arrivals.store(pass_, std::memory_order_release);
     group_->NotifyIf([this] { return AllArrived(); });
   }
   if (!AllArrived()) return false;
@@ -338,7 +316,6 @@ void InPlaceChannel::SumSmall(float* floats, double* doubles) {
     ReduceTree(ReduceKind::kSum, ElementType::kDouble, inputs, {&output, 1}, layout_.small_doubles,
                factor_);
   }
-  const_cast<Board*>(BoardOf(member_))->finished.store(pass_, std::memory_order_release);
 }
 
 }  // namespace ddp::internal

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -29,7 +30,7 @@ namespace ddp::internal {
 // member that publishes an array last, which is behind, leaves it to those that are ahead: the sums
 // slow down the fast members and not the slow ones, which all wait for.
 //
-// Small arrays. A member packs them into its board, and sums the boards of all members at the end.
+// Small arrays. A member packs them into its block, and sums the blocks of all members at the end.
 //
 // End. A member arrives when it has published and packed everything, all pieces of all large arrays
 // are taken, and those that it has taken are summed. The pass is complete when all have arrived.
@@ -37,12 +38,11 @@ namespace ddp::internal {
 //
 // Order of addition, bits: as CollectiveEngine. Each element is multiplied by the factor first.
 //
-// Boards. A board is a block of the member's arena, with the member's words and its packed arrays.
-// Channels of one group must be made in the same order on all members: the n-th channel of one
-// member meets the n-th of the others.
+// Blocks. The block of a member lies in its arena. It holds the member's words and its packed
+// arrays. All members make their channels, tell each other the places of the blocks, and connect.
 //
-// Thread-compatible. Between Finish() and the end of the pass, Advance(), MayAdvance() and
-// Abandon() may be called on any thread, and nothing else.
+// Thread-compatible. Between Finish() and the end of the pass, Advance() and Abandon() may be
+// called on any thread, and nothing else.
 class InPlaceChannel {
  public:
   struct Layout {
@@ -56,16 +56,18 @@ class InPlaceChannel {
     size_t small_doubles = 0;
   };
 
-  // Makes this member's board. Errors: kResourceExhausted or others when the arena has no room.
+  // Makes this member's block. Errors: kResourceExhausted or others when the arena has no room.
   static absl::StatusOr<std::unique_ptr<InPlaceChannel>> Make(std::shared_ptr<HostGroup> group,
                                                               Layout layout);
+  // The place of this member's block.
+  int64_t place() const;
+  // Gets the places of all members. Comes before the first pass. An error when a place is
+  // impossible, or the members have different layouts.
+  absl::Status Connect(std::span<const int64_t> places);
   // As Abandon().
   ~InPlaceChannel();
   InPlaceChannel(const InPlaceChannel&) = delete;
   InPlaceChannel& operator=(const InPlaceChannel&) = delete;
-
-  // Returns the number of this channel in its group: the same on all members.
-  uint64_t number() const { return number_; }
 
   // Begins a pass, after the last one is complete. A member multiplies the inputs of all members by
   // its own factor, in the pieces that it sums: `factor` is the same on all members.
@@ -87,8 +89,6 @@ class InPlaceChannel {
   void Finish();
   // Sums what can be summed without a wait. Returns true when the pass is complete.
   bool Advance();
-  // Returns true when Advance() has something to do.
-  bool MayAdvance() const;
   // Returns a member that has published something impossible, or -1.
   int liar() const { return liar_; }
 
@@ -106,22 +106,20 @@ class InPlaceChannel {
   bool Abandon();
 
  private:
-  struct Board;
+  struct Block;
   using Memory = absl::InlinedVector<std::byte*, 16>;  // an array, by member; null: zeros
-  InPlaceChannel(std::shared_ptr<HostGroup> group, uint64_t number, Layout layout,
-                 ArenaDemand demand, std::byte* block);
+  InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, ArenaDemand demand,
+                 std::byte* block);
 
   void PublishWord(int array, uint64_t word);
   std::byte* OwnSmall() {
     in_pass_ = true;
     return SmallOf(member_);
   }
-  const Board* BoardOf(int member) const;
-  std::atomic<uint64_t>& WordOf(const Board& board, int array) const;
+  std::atomic<uint64_t>& WordOf(int member, int array) const;
   std::atomic<uint64_t>& TakenOf(int array) const;
   std::byte* SmallOf(int member) const;
   bool AllPublished(int array) const;
-  bool AllBoardsFound() const;
   bool AllArrived() const;
   void Help(size_t look_ahead);
   void Sum(int array);
@@ -132,27 +130,24 @@ class InPlaceChannel {
   const int member_;
   const int size_;
   const Layout layout_;
-  const uint64_t number_;  // of this channel in its group
-  bool shown_ = false;     // the board may be known to other members
   ArenaDemand demand_;
-  std::byte* const block_;
-  size_t small_at_ = 0;    // of the packed arrays in a board
-  size_t doubles_at_ = 0;  // behind the floats
-  size_t small_bytes_ = 0;
+  const size_t words_at_;    // in a block
+  const size_t small_at_;    // of the packed arrays in a block
+  const size_t doubles_at_;  // behind the floats
+  const size_t small_bytes_;
+  std::vector<Block*> blocks_;  // by member; null: not connected
 
-  // Held in Advance() and Abandon(), which two threads may call at once. All other functions but
-  // MayAdvance(), which reads atomics, are called before or after these in a pass.
-  mutable Mutex mutex_;
+  // Held in Advance() and Abandon(), which two threads may call at once. All other functions are
+  // called before or after these in a pass.
+  Mutex mutex_;
 
   uint64_t pass_ = 0;
   double factor_ = 1;
   bool in_pass_ = false;  // this member has contributed something
-  std::atomic<bool> arrived_ = false;
-  std::atomic<int> awaited_ = -1;  // the first array that some member has not published; -1: none
-  std::vector<int> waiting_;       // published by this member, not by all
+  bool arrived_ = false;
+  std::vector<int> waiting_;  // published by this member, not by all
   std::vector<int> left_out_;
   int liar_ = -1;
-  mutable std::vector<std::atomic<const Board*>> boards_;  // by member, when found
 };
 
 }  // namespace ddp::internal

@@ -52,13 +52,12 @@ void Mailboxes::Receive(int from, uint64_t tag, std::span<std::byte> data, int* 
 
 bool Mailboxes::Advance(Finished& finished) {
   bool moved = false;
-  for (int member = 0; member < group_->size(); ++member) {
+  for (int member = 0; member < group_->size() && !empty(); ++member) {
     moved_ = false;
     if (!outgoing_[member].empty()) AdvanceSends(member, finished);
     if (!receives_.empty()) AdvanceReceives(member, finished);
-    if (!moved_) continue;
-    moved = true;
-    group_->Notify(member);
+    if (moved_) group_->Notify(member);
+    moved |= moved_;
   }
   return moved;
 }
@@ -97,17 +96,14 @@ std::list<Mailboxes::InMessage>::iterator Mailboxes::FindTaker(int from, uint64_
   });
 }
 
-bool Mailboxes::AnyReceiveFrom(int from) const {
-  return std::any_of(receives_.begin(), receives_.end(), [&](const InMessage& message) {
-    return message.from == from || message.from < 0;
-  });
-}
-
 // Reads the frame of the next message, and finds the memory for it. False: nothing is to be read.
 bool Mailboxes::BeginArrival(int from) {
   Arrival& arrival = arrivals_[from];
   MailboxHeader& box = group_->segment().mailbox(from, group_->member());
-  if (!AnyReceiveFrom(from)) return false;
+  const auto is_from = [&](const InMessage& message) {
+    return message.from == from || message.from < 0;
+  };
+  if (std::none_of(receives_.begin(), receives_.end(), is_from)) return false;
   const uint64_t read = box.read.load(std::memory_order_relaxed);
   if (box.written.load(std::memory_order_acquire) - read < sizeof(Frame)) return false;
   TakeFrom(box, read, reinterpret_cast<std::byte*>(&arrival.frame), sizeof(Frame));
@@ -255,19 +251,6 @@ int64_t Mailboxes::earliest_deadline_ns() const {
     if (!queue.empty()) earliest = std::min(earliest, queue.front().deadline_ns);
   }
   return earliest;
-}
-
-void Mailboxes::AddChanges(std::vector<Change>& changes) const {
-  for (int member = 0; member < group_->size(); ++member) {
-    if (!outgoing_[member].empty()) {
-      const auto& read = group_->segment().mailbox(group_->member(), member).read;
-      changes.push_back({.counter = &read, .seen = read.load(std::memory_order_acquire)});
-    }
-    if (arrivals_[member].begun || AnyReceiveFrom(member)) {
-      const auto& written = group_->segment().mailbox(member, group_->member()).written;
-      changes.push_back({.counter = &written, .seen = written.load(std::memory_order_acquire)});
-    }
-  }
 }
 
 }  // namespace ddp::internal

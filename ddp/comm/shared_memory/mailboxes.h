@@ -32,12 +32,6 @@ class Mailboxes {
   using Done = absl::AnyInvocable<void(const absl::Status& status)>;
   using Finished = absl::InlinedVector<std::pair<Done, absl::Status>, 1>;
 
-  // A counter of a ring, and the value at which there is nothing to do.
-  struct Change {
-    const std::atomic<uint64_t>* counter = nullptr;
-    uint64_t seen = 0;
-  };
-
   // `group` outlives this.
   explicit Mailboxes(HostGroup* group);
 
@@ -58,9 +52,6 @@ class Mailboxes {
 
   bool empty() const { return sends_ == 0 && receives_.empty(); }
   int64_t earliest_deadline_ns() const;
-  // Adds the counters that the messages wait for. Call it before Advance(): a change after this
-  // call shows.
-  void AddChanges(std::vector<Change>& changes) const;
 
  private:
   struct Frame {
@@ -101,7 +92,6 @@ class Mailboxes {
   void EndArrival(int from, Finished& finished);
   void TakeKept(int from, Finished& finished);
   std::list<InMessage>::iterator FindTaker(int from, uint64_t tag);
-  bool AnyReceiveFrom(int from) const;
   bool HasNoMoreFrom(int member) const;
   void Complete(std::list<InMessage>::iterator message, int from, uint64_t bytes,
                 Finished& finished);
@@ -112,7 +102,7 @@ class Mailboxes {
   std::vector<Arrival> arrivals_;                 // by member
   std::vector<std::list<Kept>> kept_;             // by member
   size_t sends_ = 0;
-  bool moved_ = false;  // in this Advance()
+  bool moved_ = false;  // from or to the member that Advance() looks at
 };
 
 }  // namespace ddp::internal

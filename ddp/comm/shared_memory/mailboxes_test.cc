@@ -286,30 +286,6 @@ TEST_F(MailboxesTest, FailAllFailsEachOnce) {
   EXPECT_FALSE(at(1).Advance());
 }
 
-// A counter that a message waits for has another value than AddChanges() saw as soon as Advance()
-// could move something.
-TEST_F(MailboxesTest, ChangesShowWhenToAdvance) {
-  const std::vector<std::byte> large(100'000);
-  std::vector<std::byte> got(100'000);
-  const auto sending = at(0).Send(1, 1, large);
-  const auto changed = [](const Mailboxes& mailboxes, const std::function<void()>& act) {
-    std::vector<Mailboxes::Change> changes;
-    mailboxes.AddChanges(changes);
-    EXPECT_FALSE(changes.empty());
-    act();
-    return std::any_of(changes.begin(), changes.end(),
-                       [](const auto& change) { return *change.counter != change.seen; });
-  };
-  at(0).Advance();
-  EXPECT_FALSE(changed(at(0).mailboxes, [&] { EXPECT_FALSE(at(0).Advance()); }));
-  const auto receiving = at(1).Receive(0, 1, got);
-  EXPECT_TRUE(changed(at(0).mailboxes, [&] { EXPECT_TRUE(at(1).Advance()); }));
-  EXPECT_TRUE(changed(at(1).mailboxes, [&] { EXPECT_TRUE(at(0).Advance()); }));
-  EXPECT_TRUE(sending->has_value());
-  at(1).Advance();
-  EXPECT_TRUE(receiving->has_value());
-}
-
 // Random messages between all pairs, in random steps: each tag is a queue.
 TEST_F(MailboxesTest, RandomTrafficArrivesInTheOrderOfItsTag) {
   std::mt19937 random(7);

@@ -145,6 +145,8 @@ TEST_P(ManyMembersTest, AMessageWakesItsReceiverAndItsSenderAlone) {
 TEST_P(ManyMembersTest, AnArrayOfAPassWakesEachMemberOnce) {
   constexpr int kArrays = 8;
   std::vector<std::unique_ptr<InPlaceChannel>> channels(GetParam());
+  std::vector<int64_t> places(GetParam());
+  std::barrier<> connecting(GetParam());
   EXPECT_LE(WakesOf([&](Rank& rank) {
               std::unique_ptr<InPlaceChannel>& channel = channels[rank.group->member()];
               if (channel == nullptr) {
@@ -153,14 +155,15 @@ TEST_P(ManyMembersTest, AnArrayOfAPassWakesEachMemberOnce) {
                                      kArrays, {.type = ElementType::kFloat, .count = 5'000})});
                 ASSERT_TRUE(made.ok()) << made.status();
                 channel = *std::move(made);
+                places[rank.group->member()] = channel->place();
+                connecting.arrive_and_wait();
+                ASSERT_TRUE(channel->Connect(places).ok());
               }
               channel->Begin(1);
               for (int array = 0; array < kArrays; ++array) channel->PublishZeros(array);
               channel->Finish();
               rank.Run(1, [&](const auto& done) {
-                rank.engine->StartAside({.advance = [&] { return channel->Advance(); },
-                                         .may_advance = [&] { return channel->MayAdvance(); }},
-                                        kTimeout, done());
+                rank.engine->StartOwn([&] { return channel->Advance(); }, kTimeout, done());
               });
             }),
             Bound(kArrays + 1));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -78,33 +79,43 @@ std::unique_ptr<InPlaceReduction> InPlaceReduction::Make(Setup& setup, const Opt
   const std::shared_ptr<HostGroup> group = OneHostGroupOf(*backend);
   if (group == nullptr) return nullptr;
   std::unique_ptr<InPlaceReduction> made;
-  absl::Status status = Ensure(demand, setup, options);
-  if (status.ok()) {
+  const auto number = static_cast<int64_t>(group->NextNumber());
+  absl::StatusOr<int64_t> place = -1;
+  if (absl::Status demanded = Ensure(demand, setup, options); demanded.ok()) {
     made.reset(new InPlaceReduction(setup, options, demand.held));
-    status = made->MakeChannel(group);
+    made->number_ = number;
+    place = made->MakeChannel(group);
   } else {
-    (void)group->NextBoard();  // as the ranks that make a channel
+    place = std::move(demanded);
   }
-  if (Agree(setup.communicator(), status, demand.told)) return made;
-  demand.held.reset();
-  return nullptr;
+  std::vector<int64_t> places;
+  if (!Agree(setup.communicator(), place, demand.told, places)) {
+    demand.held.reset();
+    return nullptr;
+  }
+  const absl::Status connected = made->channel_->Connect(places);
+  TORCH_CHECK(connected.ok(), connected.message());
+  return made;
 }
 
-bool InPlaceReduction::Agree(Communicator& communicator, const absl::Status& mine,
-                             std::string& told) {
+// Gives `places` the place of each rank's channel. Returns false when a rank has none.
+bool InPlaceReduction::Agree(Communicator& communicator, const absl::StatusOr<int64_t>& mine,
+                             std::string& told, std::vector<int64_t>& places) {
+  constexpr int64_t kNone = -1;
   const int rank = communicator.backend()->getRank();
-  const int none = communicator.size();
-  const at::Tensor lowest = at::tensor({mine.ok() ? none : rank}, at::kInt);
+  places.assign(communicator.size(), std::numeric_limits<int64_t>::max());
+  places[rank] = mine.ok() ? *mine : kNone;
+  const at::Tensor lowest = at::from_blob(places.data(), {communicator.size()}, at::kLong);
   Communicator::Pending pending =
       communicator.AllReduceMin(lowest, "the agreement to reduce gradients in place");
   communicator.Wait(pending);
-  const int refuses = lowest.item<int>();
-  if (refuses == rank && told != mine.message()) {
-    told = std::string(mine.message());
+  const auto refuses = std::find(places.begin(), places.end(), kNone);
+  if (refuses - places.begin() == rank && told != mine.status().message()) {
+    told = std::string(mine.status().message());
     LOG(WARNING) << "rank " << rank << " cannot reduce gradients in place, so all ranks use flat "
                  << "buckets (reduce_in_place = false gives the same): " << told;
   }
-  return refuses == none;
+  return refuses == places.end();
 }
 
 GradientBuckets::Factory InPlaceReduction::MakerOf(Options options) {
@@ -151,12 +162,12 @@ InPlaceReduction::InPlaceReduction(Setup setup, Options options,
       std::make_unique<FlatBuckets>(std::move(setup), FlatBuckets::Options{.lazy = true});
 }
 
-absl::Status InPlaceReduction::MakeChannel(std::shared_ptr<HostGroup> group) {
+absl::StatusOr<int64_t> InPlaceReduction::MakeChannel(std::shared_ptr<HostGroup> group) {
   absl::StatusOr<std::unique_ptr<InPlaceChannel>> channel =
       InPlaceChannel::Make(std::move(group), layout_);
   if (!channel.ok()) return channel.status();
   channel_ = *std::move(channel);
-  return absl::OkStatus();
+  return channel_->place();
 }
 
 InPlaceReduction::~InPlaceReduction() {
@@ -330,14 +341,12 @@ void InPlaceReduction::Hold() {
 void InPlaceReduction::Start() {
   channel_->Finish();
   // Two models of a group have different numbers, and so shapes that differ in a comparison.
-  const auto number = static_cast<int64_t>(channel_->number());
   Collective described{
-      .output = at::empty({1, 1}).expand({std::max<int64_t>(1, parameter_count()), number + 1})};
+      .output = at::empty({1, 1}).expand({std::max<int64_t>(1, parameter_count()), number_ + 1})};
   sums_ = communicator().StartOwn(
-      described, {"the reduction of the gradients in place (reduce_in_place), of model", number},
+      described, {"the reduction of the gradients in place (reduce_in_place), of model", number_},
       [channel = channel_](c10d::Backend& backend) {
-        return StartAside(backend, {.advance = [channel] { return channel->Advance(); },
-                                    .may_advance = [channel] { return channel->MayAdvance(); }});
+        return StartOwn(backend, [channel] { return channel->Advance(); });
       });
 }
 

@@ -104,8 +104,9 @@ class InPlaceReduction final : public GradientBuckets {
                                                 Demand& demand);
   static absl::Status Ensure(Demand& demand, const Setup& setup, const Options& options);
   static bool Fits(const Setup& setup);
-  static bool Agree(Communicator& communicator, const absl::Status& mine, std::string& told);
-  absl::Status MakeChannel(std::shared_ptr<HostGroup> group);
+  static bool Agree(Communicator& communicator, const absl::StatusOr<int64_t>& mine,
+                    std::string& told, std::vector<int64_t>& places);
+  absl::StatusOr<int64_t> MakeChannel(std::shared_ptr<HostGroup> group);
   at::Tensor AllocateBlock(int index) const;
   void PublishLarge(int index, const at::Tensor& gradient, const at::Tensor& input);
   void PackSmall(int index, const at::Tensor& gradient);
@@ -121,6 +122,7 @@ class InPlaceReduction final : public GradientBuckets {
   std::unique_ptr<FlatBuckets> sparse_buckets_;  // null: no gradient is sparse
   InPlaceChannel::Layout layout_;
   std::shared_ptr<InPlaceChannel> channel_;  // also of the operation that completes a pass
+  int64_t number_ = 0;                       // of this reduction in the group of the host
   std::vector<Slot> slots_;                  // by parameter
   std::vector<int> large_;                   // parameters, by index in the channel
   std::vector<float> floats_;                // the sums of the small ones
