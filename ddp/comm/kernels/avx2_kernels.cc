@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "ddp/comm/kernels/instruction_sets.h"
+#include "ddp/comm/kernels/kernel_table.h"
 #include "ddp/comm/kernels/lanes.h"
 #include "ddp/comm/kernels/make_kernel_table.h"
 

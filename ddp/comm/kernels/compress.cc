@@ -6,7 +6,6 @@
 
 #include "ddp/comm/kernels/float_environment.h"
 #include "ddp/comm/kernels/kernel_table.h"
-#include "ddp/comm/kernels/supported_kernels.h"
 
 namespace ddp::internal {
 namespace {

@@ -12,8 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "ddp/comm/kernels/kernel_table.h"
-#include "ddp/comm/kernels/scalar_reference.h"
-#include "ddp/comm/kernels/supported_kernels.h"
+#include "ddp/comm/kernels/test_scalar_reference.h"
 
 namespace ddp::internal {
 namespace {

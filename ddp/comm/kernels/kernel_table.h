@@ -1,9 +1,10 @@
-// The kernels of one instruction set.
+// The kernels of each instruction set, and the choice among them.
 #ifndef DDP_COMM_KERNELS_KERNEL_TABLE_H_
 #define DDP_COMM_KERNELS_KERNEL_TABLE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "ddp/comm/kernels/element_type.h"
 
@@ -36,6 +37,25 @@ struct KernelTable {
   CompressFunctions bfloat16;
   CompressFunctions half;
 };
+
+// Vectors of 16 bytes and nothing that the compiler's default target lacks.
+extern const KernelTable kGenericKernels;
+
+#ifdef __x86_64__
+// Needs AVX2 and F16C.
+extern const KernelTable kAvx2Kernels;
+// Needs AVX-512 F, BW, DQ and VL.
+extern const KernelTable kAvx512Kernels;
+#endif
+
+// Returns the versions that this processor can execute, the fastest first. The last one is plain
+// C++. The tables live forever. Thread-safe.
+std::span<const KernelTable* const> SupportedKernels();
+
+// ReduceTree with the kernels of `table`.
+void ReduceTreeWith(const KernelTable& table, ReduceKind kind, ElementType type,
+                    std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
+                    size_t count, double factor = 1.0);
 
 }  // namespace ddp::internal
 

@@ -25,8 +25,8 @@
 #include "base/process/child_process.h"
 #include "base/unique_fd.h"
 #include "ddp/comm/host_group/segment.h"
-#include "ddp/comm/shared_memory/stage.h"
-#include "ddp/comm/shared_memory/stage_member.h"
+#include "ddp/comm/shared_memory/test_stage.h"
+#include "ddp/comm/shared_memory/test_stage_member.h"
 #include "gtest/gtest.h"
 
 namespace ddp::internal {
