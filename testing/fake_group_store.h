@@ -45,6 +45,12 @@ class FakeGroupStore : public ::ddp::internal::GroupStore {
     return shared_->callers;
   }
 
+  // Returns the number of calls so far.
+  int64_t Commands() const {
+    MutexLock lock(shared_->mutex);
+    return shared_->commands;
+  }
+
   // Returns the keys that exist. Records no caller.
   std::vector<std::string> Keys() const {
     MutexLock lock(shared_->mutex);
@@ -130,9 +136,11 @@ class FakeGroupStore : public ::ddp::internal::GroupStore {
     std::map<std::string, std::string> values ABSL_GUARDED_BY(mutex);
     std::set<std::thread::id> callers ABSL_GUARDED_BY(mutex);
     bool lost ABSL_GUARDED_BY(mutex) = false;
+    int64_t commands ABSL_GUARDED_BY(mutex) = 0;
 
     void Enter() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
       callers.insert(std::this_thread::get_id());
+      ++commands;
       ThrowIfLost();
     }
     void ThrowIfLost() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {

@@ -5,22 +5,26 @@
 
 #include <array>
 #include <fstream>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "ddp/comm/meeting/store_meeting.h"
 
 namespace ddp::internal {
 namespace {
 
-std::string IdentityKey(int rank) { return absl::StrCat("identity/", rank); }
-std::string PlaceKey(int rank) { return absl::StrCat("place/", rank); }
-std::string SharesKey(int first_rank) { return absl::StrCat("shares/", first_rank); }
+// The names of the meetings.
+constexpr char kIdentity[] = "identity";
+constexpr char kPlace[] = "place";
+constexpr char kShares[] = "shares";
+
 std::string PrefixOf(int first_rank) { return absl::StrCat("host/", first_rank); }
 
-// Returns an empty range for a text that PlaceKey() cannot have.
+// Returns an empty range for a text that is no range.
 RankRange ParseRange(const std::string& text) {
   const std::vector<std::string> ends = absl::StrSplit(text, '-');
   RankRange range;
@@ -31,18 +35,19 @@ RankRange ParseRange(const std::string& text) {
   return {};
 }
 
-// Writes this rank's text under its key, and returns the texts of all ranks. `keys`: by rank.
-absl::StatusOr<std::vector<std::string>> Exchange(GroupStore& store, int rank,
-                                                  const std::vector<std::string>& keys,
-                                                  const std::string& text, absl::Duration timeout) {
-  const MonotonicClock clock;
-  const absl::Time deadline = clock.Now() + timeout;
-  store.Set(keys[rank], text);
-  for (size_t other = 0; other < keys.size(); ++other) {
-    if (store.Wait(keys[other], deadline - clock.Now())) continue;
-    return absl::DeadlineExceededError(absl::StrCat("rank ", other, " has not come"));
-  }
-  return store.GetAll(keys);
+StoreMeeting MeetingOf(GroupStore& store, const char* name, int rank, int size) {
+  const std::shared_ptr<GroupStore> of_caller(std::shared_ptr<GroupStore>(), &store);
+  return StoreMeeting(of_caller, name, {.rank = rank, .size = size});
+}
+
+// Leaves this rank's text, and returns the texts of all ranks.
+absl::StatusOr<std::vector<std::string>> Exchange(GroupStore& store, const char* name, int rank,
+                                                  int size, const std::string& text,
+                                                  absl::Duration timeout) {
+  StoreMeeting meeting = MeetingOf(store, name, rank, size);
+  const MeetingEnd end = AttendMeeting(meeting, text, timeout);
+  if (end.missing.empty()) return meeting.Values();
+  return absl::DeadlineExceededError(absl::StrCat("rank ", end.missing.front(), " has not come"));
 }
 
 }  // namespace
@@ -62,7 +67,7 @@ std::string HostIdentity() {
 absl::StatusOr<std::vector<std::string>> ExchangeHosts(GroupStore& store, int rank, int size,
                                                        const std::string& identity,
                                                        absl::Duration timeout) {
-  return Exchange(store, rank, ExchangeHostsKeys(size), identity, timeout);
+  return Exchange(store, kIdentity, rank, size, identity, timeout);
 }
 
 HostPlace HostPlaceOf(std::span<const std::string> identities, int rank) {
@@ -82,8 +87,8 @@ HostPlace HostPlaceOf(std::span<const std::string> identities, int rank) {
 
 absl::StatusOr<std::vector<RankRange>> FindHosts(GroupStore& store, int rank, int size,
                                                  RankRange local, absl::Duration timeout) {
-  auto places = Exchange(store, rank, FindHostsKeys(size),
-                         absl::StrCat(local.begin, "-", local.end), timeout);
+  auto places =
+      Exchange(store, kPlace, rank, size, absl::StrCat(local.begin, "-", local.end), timeout);
   if (!places.ok()) return places.status();
   std::vector<RankRange> ranges;
   for (const std::string& place : *places) ranges.push_back(ParseRange(place));
@@ -101,40 +106,28 @@ absl::StatusOr<GroupEntry::Result> ShareMemory(GroupStore& store, GroupStore& of
   const absl::Time deadline = clock.Now() + timeout;
   auto entry = GroupEntry::Run(
       of_host, {.member = layout.member(), .size = layout.local().size(), .timeout = timeout});
-  if (layout.member() == 0) {
-    store.Set(SharesKey(layout.local().begin),
-              entry.ok() ? "1" : absl::StrCat("0", entry.status().message()));
+  StoreMeeting meeting = MeetingOf(store, kShares, layout.rank(), layout.ranks());
+  if (!entry.ok()) {
+    const std::string verdict = meeting.Decide(
+        absl::StrCat("on the host of rank ", layout.local().begin, ": ", entry.status().message()));
+    return absl::IsDeadlineExceeded(entry.status()) ? entry.status()
+                                                    : absl::UnavailableError(verdict);
   }
-  if (absl::IsDeadlineExceeded(entry.status())) return entry.status();
-  for (const RankRange& host : layout.hosts()) {
-    if (!store.Wait(SharesKey(host.begin), deadline - clock.Now())) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("the ranks of the host of rank ", host.begin, " have not come"));
-    }
-    const std::string answer = store.Get(SharesKey(host.begin));
-    if (answer == "1") continue;
-    return absl::UnavailableError(
-        absl::StrCat("on the host of rank ", host.begin, ": ", answer.substr(1)));
-  }
-  return entry;
+  const MeetingEnd end = AttendMeeting(meeting, "", deadline - clock.Now());
+  if (end.verdict == StoreMeeting::kMet) return entry;
+  if (end.missing.empty()) return absl::UnavailableError(end.verdict);
+  const RankRange late = layout.hosts()[layout.HostOf(end.missing.front())];
+  return absl::DeadlineExceededError(
+      absl::StrCat("the ranks of the host of rank ", late.begin, " have not come"));
 }
 
-std::vector<std::string> ExchangeHostsKeys(int size) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < size; ++rank) keys.push_back(IdentityKey(rank));
-  return keys;
-}
+std::vector<std::string> ExchangeHostsKeys(int size) { return StoreMeeting::Keys(kIdentity, size); }
 
-std::vector<std::string> FindHostsKeys(int size) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < size; ++rank) keys.push_back(PlaceKey(rank));
-  return keys;
-}
+std::vector<std::string> FindHostsKeys(int size) { return StoreMeeting::Keys(kPlace, size); }
 
 std::vector<std::string> ShareMemoryKeys(int size) {
-  std::vector<std::string> keys;
+  std::vector<std::string> keys = StoreMeeting::Keys(kShares, size);
   for (int rank = 0; rank < size; ++rank) {
-    keys.push_back(SharesKey(rank));
     for (const std::string& key : GroupEntry::Keys()) {
       keys.push_back(absl::StrCat(PrefixOf(rank), "/", key));
     }

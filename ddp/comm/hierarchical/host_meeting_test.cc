@@ -116,16 +116,30 @@ TEST(HostMeetingTest, HostsHavePrefixesOfTheirOwn) {
   }
 }
 
-// The other host's first rank reports that its host has no memory in common.
+// Rank 1 finds that it cannot share memory on its host.
 TEST(HostMeetingTest, AHostWithoutCommonMemoryFailsTheOtherHosts) {
   FakeGroupStore store;
-  FakeGroupStore of_host;
-  const std::string answer_of_rank_1 = ShareMemoryKeys(2)[ShareMemoryKeys(1).size()];
-  store.Set(answer_of_rank_1, "0no descriptors");
-  const auto entry = ShareMemory(store, of_host, HostLayout({{0, 1}, {1, 2}}, 0), kTimeout);
-  EXPECT_EQ(entry.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(entry.status().message()),
-              HasSubstr("on the host of rank 1: no descriptors"));
+  std::vector<FakeGroupStore> of_hosts(2);
+  of_hosts[1].Set("failed", "rank 1 of the host: no descriptors");
+  RunThreads(3, [&](int rank) {
+    if (rank == 2) return;  // of the host of rank 1
+    const HostLayout layout({{0, 1}, {1, 3}}, rank);
+    const auto entry = ShareMemory(store, of_hosts[layout.host()], layout, kTimeout);
+    EXPECT_EQ(entry.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(entry.status().message(),
+              "on the host of rank 1: rank 1 of the host: no descriptors");
+  });
+}
+
+// A rank's commands do not grow with the ranks.
+TEST(HostMeetingTest, HostsAreFoundWithAFewCommandsForEachRank) {
+  for (const int size : {2, 8, 64}) {
+    FakeGroupStore store;
+    RunThreads(size, [&](int rank) {
+      ASSERT_TRUE(FindHosts(store, rank, size, {rank, rank + 1}, kTimeout).ok());
+    });
+    EXPECT_LE(store.Commands(), 5 * size + 1) << size;
+  }
 }
 
 TEST(HostMeetingTest, AHostThatDoesNotComeIsNamed) {

@@ -14,6 +14,9 @@ namespace {
 
 constexpr char kMissing[] = "missing ";
 
+std::string ValueKey(const std::string& name, int rank) { return absl::StrCat(name, "/", rank); }
+std::string CountKey(const std::string& name) { return absl::StrCat(name, "/count"); }
+
 }  // namespace
 
 StoreMeeting::StoreMeeting(std::shared_ptr<GroupStore> store, std::string name,
@@ -27,14 +30,18 @@ std::string StoreMeeting::VerdictKey(const std::string& name) {
   return absl::StrCat(name, "/verdict");
 }
 
-std::string StoreMeeting::ValueKey(int rank) const { return absl::StrCat(name_, "/", rank); }
-
-void StoreMeeting::Arrive(const std::string& value) {
-  store_->Set(ValueKey(rank_), value);
-  if (store_->Add(absl::StrCat(name_, "/count"), 1) == size_) Decide(kMet);
+std::vector<std::string> StoreMeeting::Keys(const std::string& name, int size) {
+  std::vector<std::string> keys = {VerdictKey(name), CountKey(name)};
+  for (int rank = 0; rank < size; ++rank) keys.push_back(ValueKey(name, rank));
+  return keys;
 }
 
-bool StoreMeeting::HasArrived() { return store_->Has({ValueKey(rank_)}); }
+void StoreMeeting::Arrive(const std::string& value) {
+  store_->Set(ValueKey(name_, rank_), value);
+  if (store_->Add(CountKey(name_), 1) == size_) Decide(kMet);
+}
+
+bool StoreMeeting::HasArrived() { return store_->Has({ValueKey(name_, rank_)}); }
 
 std::optional<std::string> StoreMeeting::AwaitVerdict(absl::Duration timeout) {
   if (!store_->Wait(verdict_key(), timeout)) return std::nullopt;
@@ -47,7 +54,7 @@ std::string StoreMeeting::Decide(const std::string& verdict) {
 
 std::vector<std::string> StoreMeeting::ValueKeys() const {
   std::vector<std::string> keys;
-  for (int rank = 0; rank < size_; ++rank) keys.push_back(ValueKey(rank));
+  for (int rank = 0; rank < size_; ++rank) keys.push_back(ValueKey(name_, rank));
   return keys;
 }
 
@@ -63,9 +70,9 @@ std::vector<int> StoreMeeting::Missing() {
 std::vector<std::string> StoreMeeting::Values() { return store_->GetAll(ValueKeys()); }
 
 void StoreMeeting::Forget() {
-  store_->Delete(ValueKey(rank_));
+  store_->Delete(ValueKey(name_, rank_));
   if (rank_ != 0) return;
-  store_->Delete(absl::StrCat(name_, "/count"));
+  store_->Delete(CountKey(name_));
   store_->Delete(verdict_key());
 }
 

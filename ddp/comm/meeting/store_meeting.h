@@ -37,6 +37,9 @@ class StoreMeeting {
   static std::string VerdictKey(const std::string& name);
   std::string verdict_key() const { return VerdictKey(name_); }
 
+  // Returns all keys that a meeting of `size` ranks leaves in the store.
+  static std::vector<std::string> Keys(const std::string& name, int size);
+
   // Arrives with `value`. Call it once for each rank and meeting. HasArrived() returns true when
   // this rank's value is in the store: a caller that repeats a meeting after the store failed then
   // does not call Arrive() again.
@@ -61,7 +64,6 @@ class StoreMeeting {
   void Forget();
 
  private:
-  std::string ValueKey(int rank) const;
   std::vector<std::string> ValueKeys() const;
 
   std::shared_ptr<GroupStore> store_;
