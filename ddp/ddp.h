@@ -21,6 +21,7 @@
 //
 // Where to read on:
 //   process_group.h              the ranks, how they connect, and their collectives
+//   register_backend.h           a name for a backend of the program's own
 //   work.h                       a collective that has started and not completed
 //   reduce_op.h                  sum, minimum and the other reductions
 //   device_mesh.h                ranks in a grid
@@ -53,6 +54,7 @@
 #include "ddp/options.h"
 #include "ddp/process_group.h"
 #include "ddp/reduce_op.h"
+#include "ddp/register_backend.h"
 #include "ddp/tensor_traversal.h"
 #include "ddp/torch_script.h"
 #include "ddp/work.h"

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -48,6 +49,7 @@
 #include "ddp/common/worker_environment.h"
 #include "ddp/health/group_failure.h"
 #include "ddp/health/group_health.h"
+#include "ddp/register_backend.h"
 #include "ddp/transfer/collective_arguments.h"
 #include "ddp/work_state.h"
 #include "store/redis_store/redis_store.h"
@@ -72,19 +74,17 @@ c10::intrusive_ptr<c10d::Store> Prefixed(const std::string& prefix,
   return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
 }
 
-// Throws ConfigurationError when the options contradict each other, or name an unknown backend.
-std::shared_ptr<BackendFactory> ChooseFactory(const ProcessGroupOptions& options) {
-  const BackendMaker& maker = options.make_backend;
-  if (maker == nullptr) {
-    std::string wanted = options.backend;
-    if (wanted.empty()) wanted = EnvironmentVariable("DDP_BACKEND").value_or("");
-    return MakeFactoryOf(wanted, options.deterministic);
-  }
-  const std::string& wanted = options.backend;
-  if (!wanted.empty()) {
-    throw ConfigurationError(absl::StrCat("the options name a backend, \"", wanted,
-                                          "\", and make one (make_backend); choose one of them"));
-  }
+// The program's own backends by name.
+struct OwnBackends {
+  Mutex mutex;
+  std::map<std::string, BackendMaker> makers ABSL_GUARDED_BY(mutex);
+};
+OwnBackends& Registered() {
+  static auto& backends = *new OwnBackends;
+  return backends;
+}
+
+std::shared_ptr<BackendFactory> MakeFactoryWith(const BackendMaker& maker) {
   return MakeOwnFactory([maker](const BackendSite& site) {
     return maker({.store = site.store,
                   .rank = site.membership.rank,
@@ -94,6 +94,23 @@ std::shared_ptr<BackendFactory> ChooseFactory(const ProcessGroupOptions& options
                   .timeout = absl::ToChronoMilliseconds(site.timeout),
                   .connect_timeout = absl::ToChronoMilliseconds(site.connect_timeout)});
   });
+}
+
+// Throws ConfigurationError when the options contradict each other, or name an unknown backend.
+std::shared_ptr<BackendFactory> ChooseFactory(const ProcessGroupOptions& options) {
+  std::string wanted = options.backend;
+  if (options.make_backend != nullptr) {
+    if (wanted.empty()) return MakeFactoryWith(options.make_backend);
+    throw ConfigurationError(absl::StrCat("the options name a backend, \"", wanted,
+                                          "\", and make one (make_backend); choose one of them"));
+  }
+  if (wanted.empty()) wanted = EnvironmentVariable("DDP_BACKEND").value_or("");
+  {
+    MutexLock lock(Registered().mutex);
+    const auto own = Registered().makers.find(wanted);
+    if (own != Registered().makers.end()) return MakeFactoryWith(own->second);
+  }
+  return MakeFactoryOf(wanted, options.deterministic);
 }
 
 Membership FirstMembership(const ProcessGroup::Place& place) {
@@ -687,6 +704,16 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
   group->world_ = world_;
   for (int i = 0; i < size; ++i) group->world_ranks_[i] = world_ranks_[members[i]];
   return group;
+}
+
+void register_backend(const std::string& name, BackendMaker maker) {
+  if (name.empty() || maker == nullptr) {
+    throw ConfigurationError("register_backend() needs a name and a function");
+  }
+  MutexLock lock(Registered().mutex);
+  if (!Registered().makers.emplace(name, std::move(maker)).second) {
+    throw ConfigurationError(absl::StrCat("the backend \"", name, "\" is registered already"));
+  }
 }
 
 std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& options) {

@@ -22,6 +22,7 @@
 #include "ddp/common/error.h"
 #include "ddp/common/reduce_op.h"
 #include "ddp/process_group.h"
+#include "ddp/register_backend.h"
 #include "ddp/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -606,6 +607,19 @@ RANK_TEST(CollectivesTest, OwnBackend, ThreeRanks()) {
     EXPECT_EQ(pair->backend(), "futureless");
     pair->barrier();
   }
+}
+
+RANK_TEST(CollectivesTest, RegisteredBackend, 2) {
+  register_backend("mine", Futureless);
+  const auto group = init_process_group(ProcessGroupOptions().backend("mine"));
+  EXPECT_EQ(group->backend(), "futureless");
+  const at::Tensor sum = at::ones({3});
+  group->all_reduce(sum);
+  EXPECT_EQ(sum[0].item<float>(), 2);
+  EXPECT_THAT(ErrorOf<ConfigurationError>([] { register_backend("mine", Futureless); }),
+              HasSubstr("the backend \"mine\" is registered already"));
+  EXPECT_THAT(ErrorOf<ConfigurationError>([] { register_backend("", Futureless); }),
+              HasSubstr("needs a name"));
 }
 
 // The program makes the Gloo backend itself: there, too, different sizes do not end the process.
