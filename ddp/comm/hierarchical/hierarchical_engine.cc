@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include <xxhash.h>
@@ -17,6 +18,11 @@ namespace {
 
 using Kind = CollectiveRequest::Kind;
 using Stream = HostLink::Stream;
+
+// Of the messages of a long array.
+constexpr size_t kMessageBytes = size_t{128} << 10;
+constexpr size_t kLongestChunk = size_t{4} << 20;
+constexpr size_t kLine = 64;
 
 template <typename T>
 std::span<std::byte> BytesOf(T& value) {
@@ -74,10 +80,31 @@ HierarchicalEngine::HierarchicalEngine(HostLayout layout, CollectiveEngine* loca
   if (!options.deterministic) partials_[host_] = {layout_.local()};
   combination_ =
       std::make_unique<TreeCombination>(all, options.deterministic ? layout_.ranks() : hosts);
-  // Two hosts that exchange one partial each have the result after one message.
-  scatters_ = hosts > 2 || partial_count_ > hosts;
+  if (chunk_bytes_ == 0) {
+    chunk_bytes_ = std::clamp(layout_.ranks() * kMessageBytes, kShortestChunk, kLongestChunk);
+  }
   FindClients();
-  MakeChunks();
+}
+
+// The courier of a rank stands at the same fraction of its host.
+void HierarchicalEngine::FindClients() {
+  const auto is_before = [this](int a, int b) {
+    const RankRange& of_a = layout_.hosts()[layout_.HostOf(a)];
+    const RankRange& of_b = layout_.hosts()[layout_.HostOf(b)];
+    const int left = (a - of_a.begin) * of_b.size();
+    const int right = (b - of_b.begin) * of_a.size();
+    return left != right ? left < right : a < b;
+  };
+  ranks_.resize(layout_.ranks());
+  std::iota(ranks_.begin(), ranks_.end(), 0);
+  std::sort(ranks_.begin(), ranks_.end(), is_before);
+  clients_.resize(members_);
+  for (int place = 0; place < layout_.ranks(); ++place) {
+    const int member = layout_.CourierOf(host_, ranks_[place]) - layout_.local().begin;
+    if (ranks_[place] == layout_.rank()) place_ = place;
+    if (clients_[member].size() == 0) clients_[member] = {place, place};
+    ++clients_[member].end;
+  }
 }
 
 absl::Status HierarchicalEngine::Run(const CollectiveRequest& request, absl::Time deadline) {
@@ -163,15 +190,14 @@ absl::Status HierarchicalEngine::WaitAll(Transfers& transfers) const {
 
 absl::Status HierarchicalEngine::RunChunks(size_t total, const Steps& steps) {
   size_t received = 0;
-  for (size_t i = 0; i < total + steps.gather_after; ++i) {
+  const size_t gather_after = kChunksOnLink + (steps.gather ? 1 : 0);
+  for (size_t i = 0; i < total + gather_after; ++i) {
     for (; received < std::min(total, i + 1 + kReceivesAhead); ++received) steps.receive(received);
     if (i < total) DDP_RETURN_IF_ERROR(steps.send(i));
     if (i >= kChunksOnLink && i - kChunksOnLink < total) {
       DDP_RETURN_IF_ERROR(steps.finish(i - kChunksOnLink));
     }
-    if (steps.gather && i >= steps.gather_after) {
-      DDP_RETURN_IF_ERROR(steps.gather(i - steps.gather_after));
-    }
+    if (steps.gather && i >= gather_after) DDP_RETURN_IF_ERROR(steps.gather(i - gather_after));
   }
   return absl::OkStatus();
 }
@@ -305,6 +331,61 @@ absl::Status HierarchicalEngine::Reduce(std::span<const std::byte> input,
   }
   Copy(input, output);
   return AllReduce(output);
+}
+
+// ---- All-gather.
+
+size_t HierarchicalEngine::BytesOfPart() const {
+  return std::max(chunk_bytes_ / layout_.ranks() / kLine * kLine, kLine);
+}
+
+absl::Status HierarchicalEngine::AllGather(std::span<const std::byte> input, Outputs outputs) {
+  const std::span<std::byte> own = outputs[layout_.rank()];
+  Copy(input, own);
+  const size_t step = BytesOfPart();
+  const auto bytes_of = [&](size_t number) { return std::min(step, input.size() - number * step); };
+  std::vector<Transfers> chunks(kChunksOnLink + 1 + kReceivesAhead);
+  const auto chunk = [&](size_t number) -> Transfers& { return chunks[number % chunks.size()]; };
+  const Steps steps{.receive =
+                        [&](size_t number) {
+                          ForEachClient([&](int /*place*/, int rank) {
+                            const auto part =
+                                outputs[rank].subspan(number * step, bytes_of(number));
+                            chunk(number).push_back(link_->Receive(rank, Stream::kData, part));
+                          });
+                        },
+                    .send =
+                        [&](size_t number) {
+                          ForEachCourier([&](int /*host*/, int rank) {
+                            const auto part = own.subspan(number * step, bytes_of(number));
+                            chunk(number).push_back(link_->Send(rank, Stream::kData, part));
+                          });
+                          return absl::OkStatus();
+                        },
+                    .finish = [&](size_t number) -> absl::Status {
+                      DDP_RETURN_IF_ERROR(WaitAll(chunk(number)));
+                      return GatherOnHost(outputs, number * step, bytes_of(number));
+                    }};
+  return RunChunks((input.size() + step - 1) / step, steps);
+}
+
+// Copies what the members of this host have for their clients to each other. Every turn is a
+// collective, in which each member gives the part of its next client.
+absl::Status HierarchicalEngine::GatherOnHost(Outputs outputs, size_t begin, size_t bytes) {
+  if (members_ == 1) return absl::OkStatus();
+  int turns = 0;
+  for (const RankRange clients : clients_) turns = std::max(turns, clients.size());
+  for (int turn = 0; turn < turns; ++turn) {
+    CollectiveRequest request{.kind = Kind::kAllGather, .elements = bytes};
+    for (const RankRange clients : clients_) {
+      request.outputs.push_back(turn < clients.size()
+                                    ? outputs[ranks_[clients.begin + turn]].subspan(begin, bytes)
+                                    : std::span<std::byte>());
+    }
+    request.inputs = {request.outputs[layout_.member()]};
+    DDP_RETURN_IF_ERROR(RunLocal(std::move(request)));
+  }
+  return absl::OkStatus();
 }
 
 // ---- From each rank to each.

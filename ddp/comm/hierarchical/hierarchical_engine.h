@@ -21,20 +21,23 @@ namespace ddp::internal {
 // Carries out collectives of ranks on two or more hosts: inside a host by a CollectiveEngine,
 // between hosts by a HostLink. Free of LibTorch.
 //
-// All-reduce. The array goes in chunks through four steps, and several chunks are in progress at
-// once: so the hosts add up one chunk while the link carries others.
-//   1. Each member gets its slice of the chunk, reduced over the ranks of its host.
-//   2. The owners of a stripe on all hosts exchange their partials (see HostLayout).
-//   3. The owner combines the partials of all hosts. With more than two hosts, or hosts that send
-//      more than one partial, the owner on each host combines a part of the stripe, and sends the
-//      result to the others.
-//   4. The members of the host copy each other's slices.
-// With hosts of equal sizes that are powers of two, a host sends (and receives) 2 (H - 1) / H times
-// the array over its link, for H hosts.
+// Couriers. Each rank has a courier on every other host, and is the client of its couriers (see
+// HostLayout). What only the rank needs or gives travels between the two, so it goes over the link
+// once.
 //
-// Reduce-scatter and all-gather. Each rank has a courier on every other host (see HostLayout). A
-// courier carries the host's partials of the rank's part to the rank, or the rank's input to the
-// host. So a host receives only what its own ranks need, once.
+// Reduce-scatter. Each member gets its clients' parts, reduced over the ranks of its host: the
+// host's partials. It sends them to the clients, and each rank combines those of all hosts.
+//
+// All-gather. A rank sends its input to its couriers, and the members of each host copy from each
+// other what their clients have sent.
+//
+// All-reduce. Each rank reduces one part of the array, as in a reduce-scatter, and the results are
+// gathered. Parts lie in an order in which those of a member's clients are one region. With hosts
+// of equal sizes that are powers of two, a host sends (and receives) 2 (H - 1) / H times the array
+// over its link, for H hosts.
+//
+// Arrays go in chunks, several of which are in progress at once: so the hosts add up one chunk
+// while the link carries others.
 //
 // Gather, scatter, all-to-all, sparse tensors. Each rank sends to each what that one needs.
 //
@@ -55,7 +58,7 @@ class HierarchicalEngine {
  public:
   struct Options {
     bool deterministic = true;
-    // The longest chunk; 0: longer with more stripes and hosts, so that messages do not get short.
+    // The longest chunk; 0: longer with more ranks, so that messages do not get short.
     size_t chunk_bytes = 0;
   };
 
@@ -78,9 +81,10 @@ class HierarchicalEngine {
   // ready travels behind the receiver's own data: a link without it would be idle.
   static constexpr size_t kReceivesAhead = 2;
 
+  static constexpr size_t kShortestChunk = size_t{512} << 10;
+
   struct Header;
   struct Chunk;
-  struct ScatterChunk;
   using Transfers = std::vector<std::unique_ptr<HostLink::Transfer>>;
   using Inputs = std::span<const std::span<const std::byte>>;
   using Outputs = std::span<const std::span<std::byte>>;
@@ -90,8 +94,7 @@ class HierarchicalEngine {
     std::function<void(size_t n)> receive;         // starts to receive
     std::function<absl::Status(size_t n)> send;    // reduces on the host, and starts to send
     std::function<absl::Status(size_t n)> finish;  // waits for what comes, and combines it
-    std::function<absl::Status(size_t n)> gather;  // `gather_after` chunks behind; may be null
-    size_t gather_after = kChunksOnLink;
+    std::function<absl::Status(size_t n)> gather;  // a chunk behind; may be null
   };
   static absl::Status RunChunks(size_t total, const Steps& steps);
 
@@ -110,26 +113,36 @@ class HierarchicalEngine {
                             std::span<std::byte* const> raw, std::span<std::byte* const> partials);
   size_t element() const { return SizeOf(request_->type); }
 
-  // In all_reduce.cc.
-  void MakeChunks();
-  absl::Status AllReduce(std::span<std::byte> data);
-  Slice CombinedOn(int host, const Chunk& chunk, int stripe) const;
-  template <typename Visit>
-  void ForEachMeeting(const Visit& visit) const;
-  void Receive(Chunk& chunk);
-  absl::Status Send(Chunk& chunk);
-  absl::Status Combine(Chunk& chunk);
-  absl::Status Gather(Chunk& chunk);
-
-  // In reduce_scatter.cc.
-  void FindClients();
-  size_t ScatterStep(size_t element) const;
-  absl::Status ReduceScatter(Inputs inputs, std::span<std::byte> output);
-  void Receive(ScatterChunk& chunk);
-  absl::Status Send(Inputs inputs, ScatterChunk& chunk);
-  absl::Status Combine(ScatterChunk& chunk, std::byte* output);
   absl::Status AllGather(std::span<const std::byte> input, Outputs outputs);
   absl::Status GatherOnHost(Outputs outputs, size_t begin, size_t bytes);
+  void FindClients();
+  // Call `visit(place, rank)` for each client on another host, and `visit(host, rank)` for each
+  // courier.
+  template <typename Visit>
+  void ForEachClient(const Visit& visit) const {
+    const RankRange places = clients_[layout_.member()];
+    for (int place = places.begin; place < places.end; ++place) {
+      if (place != place_) visit(place, ranks_[place]);
+    }
+  }
+  template <typename Visit>
+  void ForEachCourier(const Visit& visit) const {
+    for (int host = 0; host < layout_.host_count(); ++host) {
+      if (host != host_) visit(host, layout_.CourierOf(host, layout_.rank()));
+    }
+  }
+  // Returns the bytes of a part in a chunk, where all parts of a chunk have about chunk_bytes_.
+  size_t BytesOfPart() const;
+
+  // In reductions.cc.
+  absl::Status AllReduce(std::span<std::byte> data);
+  absl::Status ReduceScatter(Inputs inputs, std::span<std::byte> output);
+  Chunk& ChunkOf(size_t number);
+  absl::Status EndChunks(absl::Status status);
+  void Receive(Chunk& chunk);
+  absl::Status Send(Chunk& chunk);
+  absl::Status Combine(Chunk& chunk, std::span<std::byte> output);
+  absl::Status Gather(Chunk& chunk);
 
   const HostLayout layout_;
   const int host_;
@@ -141,10 +154,13 @@ class HierarchicalEngine {
   std::vector<int> first_partial_;                // of each host, among all
   int partial_count_ = 0;
   std::unique_ptr<TreeCombination> combination_;  // of the partials
-  bool scatters_ = false;                         // step 3 divides the stripes among the hosts
   std::vector<std::shared_ptr<Chunk>> chunks_;    // in progress; their memory is kept
-  // Whose courier each member of this host is; itself first.
-  std::vector<std::vector<int>> clients_;
+
+  // Parts are in the order of places: on every host, the clients of a member have places that
+  // follow each other.
+  std::vector<int> ranks_;          // by place
+  int place_ = 0;                   // of this rank
+  std::vector<RankRange> clients_;  // places, by member of this host; the member itself is one
 
   // Of the collective that is being run.
   const CollectiveRequest* request_ = nullptr;

@@ -2,22 +2,16 @@
 #ifndef DDP_COMM_HIERARCHICAL_HOST_LAYOUT_H_
 #define DDP_COMM_HIERARCHICAL_HOST_LAYOUT_H_
 
-#include <cstddef>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "ddp/comm/hierarchical/tree_partials.h"
-#include "ddp/comm/shared_memory/slices.h"
 
 namespace ddp::internal {
 
 // The hosts of a group, and who exchanges what with whom between them. Member m is the m-th rank of
-// its host.
-//
-// Stripes. An array is divided into as many stripes as the largest host has members. Each member
-// owns consecutive stripes, and the owners of a stripe on all hosts exchange it. So on hosts of one
-// size, member m exchanges with the members m. A value.
+// its host. A value.
 class HostLayout {
  public:
   // `hosts` hold the ranks from 0 on, without a gap, each at least one; `rank` is one of them.
@@ -32,25 +26,14 @@ class HostLayout {
   int member() const { return rank_ - local().begin; }
   int HostOf(int rank) const;
 
-  int stripes() const { return stripes_; }
-  // The stripes of a member of a host.
-  RankRange StripesOf(int host, int member) const;
-  // The rank that owns `stripe` on `host`.
-  int OwnerOf(int host, int stripe) const;
-
   // The rank on `host` that carries what only `rank` needs or gives. On its own host a rank is its
   // own courier; the ranks of another host have couriers of consecutive numbers.
   int CourierOf(int host, int rank) const;
-
-  // The part of an array of `count` elements that is a stripe, and a member's on this host.
-  Slice StripeSlice(size_t count, size_t element_bytes, int stripe) const;
-  Slice MemberSlice(size_t count, size_t element_bytes, int member) const;
 
  private:
   std::vector<RankRange> hosts_;
   int rank_;
   int host_;
-  int stripes_ = 1;
 };
 
 // Returns the hosts, when each rank stands in the range that all ranks of that range give. Nullopt

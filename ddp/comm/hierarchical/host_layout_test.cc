@@ -15,46 +15,9 @@ TEST(HostLayoutTest, MembersOfEqualHostsMeetByTheirNumbers) {
   const HostLayout layout({{0, 2}, {2, 4}, {4, 6}}, 3);
   EXPECT_EQ(layout.host(), 1);
   EXPECT_EQ(layout.member(), 1);
-  EXPECT_EQ(layout.stripes(), 2);
-  EXPECT_EQ(layout.OwnerOf(0, 1), 1);
-  EXPECT_EQ(layout.OwnerOf(2, 0), 4);
+  EXPECT_EQ(layout.CourierOf(0, 3), 1);
+  EXPECT_EQ(layout.CourierOf(2, 2), 4);
   EXPECT_EQ(layout.HostOf(5), 2);
-}
-
-TEST(HostLayoutTest, EveryLaneHasOneOwnerOnEveryHost) {
-  const std::vector<RankRange> hosts = {{0, 3}, {3, 4}, {4, 9}, {9, 11}};
-  const HostLayout layout(hosts, 4);
-  ASSERT_EQ(layout.stripes(), 5);
-  for (int host = 0; host < layout.host_count(); ++host) {
-    int next = 0;
-    for (int member = 0; member < hosts[host].size(); ++member) {
-      const RankRange stripes = layout.StripesOf(host, member);
-      EXPECT_EQ(stripes.begin, next);
-      EXPECT_GT(stripes.size(), 0);
-      for (int stripe = stripes.begin; stripe < stripes.end; ++stripe) {
-        EXPECT_EQ(layout.OwnerOf(host, stripe), hosts[host].begin + member);
-      }
-      next = stripes.end;
-    }
-    EXPECT_EQ(next, 5);
-  }
-}
-
-TEST(HostLayoutTest, TheSlicesOfTheMembersAreTheWhole) {
-  for (const size_t count : {0, 1, 15, 16, 17, 1000, 4096}) {
-    for (int rank = 3; rank < 5; ++rank) {
-      const HostLayout layout({{0, 3}, {3, 5}}, rank);
-      size_t next = 0;
-      for (int member = 0; member < 2; ++member) {
-        const Slice slice = layout.MemberSlice(count, 4, member);
-        if (slice.count > 0) {
-          EXPECT_EQ(slice.begin, next) << count;
-        }
-        next += slice.count;
-      }
-      EXPECT_EQ(next, count);
-    }
-  }
 }
 
 TEST(HostLayoutTest, HostsComeFromWhatTheRanksKnow) {
