@@ -21,6 +21,8 @@
 #include "base/broken_pipes.h"
 #include "base/mutex.h"
 #include "ddp/comm/backend/event_poll.h"
+#include "ddp/comm/meeting/c10d_group_store.h"
+#include "ddp/comm/meeting/store_meeting.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 
@@ -107,34 +109,44 @@ void EndOperations(c10d::Backend& backend) {
   }
 }
 
-constexpr char kConnected[] = "connected";         // how many ranks are connected
-constexpr char kAllConnected[] = "all_connected";  // "1", or the reason of a rank that is not
+constexpr char kConnected[] = "connected";
+
+StoreMeeting MeetingOf(const c10::intrusive_ptr<c10d::Store>& store,
+                       const GlooBackendOptions& options) {
+  return StoreMeeting(MakeGroupStore(store), kConnected,
+                      {.rank = options.rank, .size = options.size});
+}
+
+std::string About(const GlooBackendOptions& options, const std::string& reason) {
+  return absl::StrCat("rank ", options.rank, " of ", options.size,
+                      ": Gloo could not connect the ranks: ", reason);
+}
 
 // Blocks until all ranks are connected. A rank may be connected with a peer that is not yet
 // connected with it, and would fail when this rank left.
-void AwaitAllConnected(c10d::Store& store, const GlooBackendOptions& options) {
-  if (store.add(kConnected, 1) == options.size) store.set(kAllConnected, std::string("1"));
-  store.wait({kAllConnected}, absl::ToChronoMilliseconds(options.timeout));
-  const std::string verdict = store.get_to_str(kAllConnected);
-  if (verdict != "1") throw CommunicationError(verdict);
+void AwaitAllConnected(StoreMeeting meeting, const GlooBackendOptions& options) {
+  const MeetingEnd end = AttendMeeting(meeting, "", options.timeout);
+  if (!end.missing.empty()) {
+    throw CommunicationError(
+        About(options, absl::StrCat("rank ", end.missing.front(), " has not come")));
+  }
+  if (end.verdict != StoreMeeting::kMet) throw CommunicationError(end.verdict);
 }
 
-[[noreturn]] void FailAll(c10d::Store& store, const GlooBackendOptions& options,
+[[noreturn]] void FailAll(StoreMeeting meeting, const GlooBackendOptions& options,
                           const std::string& reason) {
-  const std::string about = absl::StrCat("rank ", options.rank, " of ", options.size,
-                                         ": Gloo could not connect the ranks: ", reason);
   try {
-    store.set(kAllConnected, about);
+    meeting.Decide(About(options, reason));
   } catch (const std::exception&) {
     // Without a store the others learn nothing, and their wait fails too.
   }
-  throw CommunicationError(about);
+  throw CommunicationError(About(options, reason));
 }
 
 }  // namespace
 
 std::vector<std::string> GlooKeys(int size) {
-  std::vector<std::string> keys = {kConnected, kAllConnected};
+  std::vector<std::string> keys = StoreMeeting::Keys(kConnected, size);
   // The names that LibTorch's Gloo gives the addresses.
   for (int rank = 0; rank < size; ++rank) keys.push_back(absl::StrCat("0/", rank));
   return keys;
@@ -149,14 +161,14 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
     auto gloo = c10::make_intrusive<GlooOptions>(absl::ToChronoMilliseconds(options.timeout));
     AddDevices(options, *gloo);
     auto backend = c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
-    AwaitAllConnected(*store, options);
+    AwaitAllConnected(MeetingOf(store, options), options);
     return backend;
   } catch (const CommunicationError&) {  // of another rank
     throw;
   } catch (const c10::Error& error) {
-    FailAll(*store, options, error.what_without_backtrace());
+    FailAll(MeetingOf(store, options), options, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    FailAll(*store, options, error.what());
+    FailAll(MeetingOf(store, options), options, error.what());
   }
 }
 

@@ -102,7 +102,7 @@ TEST(GlooBackendTest, NoRankIsConnectedBeforeAllAre) {
   const auto connect_and_leave = [&](int rank) {
     const BackendPtr backend = MakeGlooBackend(
         store, {.rank = rank, .size = 2, .timeout = absl::Seconds(60), .single_host = true});
-    EXPECT_EQ(store->add("connected", 0), 2);
+    EXPECT_EQ(store->add("connected/count", 0), 2);
   };
   std::thread peer([&] { connect_and_leave(1); });
   connect_and_leave(0);

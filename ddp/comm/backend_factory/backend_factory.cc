@@ -236,34 +236,18 @@ class OwnFactory : public BackendFactory {
 
 }  // namespace
 
-std::shared_ptr<BackendFactory> MakeGlooFactory() { return std::make_shared<GlooFactory>(); }
-
-std::shared_ptr<BackendFactory> MakeSharedMemoryFactory(bool falls_back, bool deterministic) {
-  return std::make_shared<EngineFactory>(falls_back ? "" : kShared, deterministic);
-}
-
-std::shared_ptr<BackendFactory> MakeHierarchicalFactory(bool deterministic) {
-  return std::make_shared<EngineFactory>(kHierarchical, deterministic);
-}
-
-std::shared_ptr<BackendFactory> MakeNcclFactory(bool legacy) {
-  return std::make_shared<NcclFactory>(legacy);
-}
-
 std::shared_ptr<BackendFactory> MakeOwnFactory(OwnBackendMaker make) {
   return std::make_shared<OwnFactory>(std::move(make));
 }
 
 std::shared_ptr<BackendFactory> MakeFactoryOf(const std::string& name, bool deterministic) {
-  if (name.empty()) {
-    return VisibleCudaDevices() > 0 ? MakeNcclFactory(/*legacy=*/false)
-                                    : MakeSharedMemoryFactory(/*falls_back=*/true, deterministic);
+  const bool has_gpu = name.empty() && VisibleCudaDevices() > 0;
+  if (name == kNccl || has_gpu) return std::make_shared<NcclFactory>(/*legacy=*/false);
+  if (name == "nccl-legacy") return std::make_shared<NcclFactory>(/*legacy=*/true);
+  if (name == kGloo) return std::make_shared<GlooFactory>();
+  if (name.empty() || name == kShared || name == kHierarchical) {
+    return std::make_shared<EngineFactory>(name, deterministic);
   }
-  if (name == kShared) return MakeSharedMemoryFactory(/*falls_back=*/false, deterministic);
-  if (name == kHierarchical) return MakeHierarchicalFactory(deterministic);
-  if (name == kGloo) return MakeGlooFactory();
-  if (name == kNccl) return MakeNcclFactory(/*legacy=*/false);
-  if (name == "nccl-legacy") return MakeNcclFactory(/*legacy=*/true);
   throw ConfigurationError(
       absl::StrCat("backend \"", name,
                    "\" is unknown; there are shm, hierarchical, gloo, nccl and nccl-legacy"));

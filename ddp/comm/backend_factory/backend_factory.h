@@ -51,18 +51,6 @@ class BackendFactory {
                           const Membership& membership) {}
 };
 
-// Returns a factory of our backend in shared memory. A group of one has none. `falls_back`: instead
-// of an error, a group of several hosts gets our hierarchical backend, or Gloo when each host has
-// one rank; ranks that cannot share memory get Gloo. `deterministic`: see HierarchicalEngine.
-std::shared_ptr<BackendFactory> MakeSharedMemoryFactory(bool falls_back, bool deterministic = true);
-
-// Returns a factory of our backend for several hosts. A group of one has none.
-std::shared_ptr<BackendFactory> MakeHierarchicalFactory(bool deterministic = true);
-
-// Return a factory of LibTorch's own backends. A group of one has no Gloo.
-std::shared_ptr<BackendFactory> MakeGlooFactory();
-std::shared_ptr<BackendFactory> MakeNcclFactory(bool legacy = false);  // see NcclBackendOptions
-
 // Returns a factory of backends that the program makes. `make` gets a part of the group's store for
 // this backend alone. Connect() throws ConfigurationError when `make` returns null, or a backend of
 // another rank or size.
@@ -71,7 +59,9 @@ std::shared_ptr<BackendFactory> MakeOwnFactory(OwnBackendMaker make);
 
 // Returns the factory of "shm", "hierarchical", "gloo", "nccl" or "nccl-legacy". An empty name:
 // nccl where this program has it and sees a GPU, else shm for ranks of one host, else hierarchical
-// where a host has several ranks, else gloo. Throws ConfigurationError for another name.
+// where a host has several ranks, else gloo, also where ranks cannot share memory. A group of one
+// has a backend of NCCL alone. `deterministic`: see HierarchicalEngine. Throws ConfigurationError
+// for another name.
 std::shared_ptr<BackendFactory> MakeFactoryOf(const std::string& name, bool deterministic = true);
 
 }  // namespace ddp::internal

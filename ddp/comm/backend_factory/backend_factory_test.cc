@@ -95,7 +95,7 @@ TEST_F(BackendFactoryTest, GloosAddressesAreRemoved) {
   for (const char* key : {"ddp/gloo/0/0/0", "ddp/gloo/0/0/1", "ddp/gloo/1/0/0", "ddp/gloo/1/0/1"}) {
     store_->set(key, std::string("an address"));
   }
-  MakeGlooFactory()->RemoveKeys(store_, {.rank = 0, .size = 2, .incarnation = 1});
+  MakeFactoryOf("gloo")->RemoveKeys(store_, {.rank = 0, .size = 2, .incarnation = 1});
   EXPECT_EQ(store_->getNumKeys(), 0);
 }
 

@@ -1,7 +1,6 @@
 #include "ddp/comm/engine_backend/engine_work.h"
 
 #include <exception>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -38,15 +37,6 @@ at::Tensor Batch::DenseOut(const at::Tensor& tensor, bool with_contents) {
       with_contents ? tensor.contiguous() : at::empty(tensor.sizes(), tensor.options());
   after.emplace_back([tensor, dense] { tensor.copy_(dense); });
   return dense;
-}
-
-void Batch::Append(Batch other) {
-  const auto move_all = [](auto& from, auto& to) {
-    std::move(from.begin(), from.end(), std::back_inserter(to));
-  };
-  move_all(other.requests, requests);
-  move_all(other.after, after);
-  move_all(other.kept, kept);
 }
 
 EngineWork::EngineWork(int rank, Batch batch, size_t operations, std::weak_ptr<RankEngine> engine,

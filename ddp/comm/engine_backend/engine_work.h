@@ -38,9 +38,6 @@ struct Batch {
 
   // Returns a tensor without gaps whose contents are in `tensor` at the end.
   at::Tensor DenseOut(const at::Tensor& tensor, bool with_contents = false);
-
-  // Adds all of another batch but its type and its results.
-  void Append(Batch other);
 };
 
 // The Work of a Batch, or of a message: complete when all of its operations are. Thread-safe.
