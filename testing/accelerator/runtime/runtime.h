@@ -121,6 +121,9 @@ class Runtime {
   // Counts one. For a wait that is none of the above, as on a collective's completion.
   void CountSync();
 
+  // Returns the number of the next collective of the process, from 1.
+  int64_t NextCollective() { return ++collectives_; }
+
   // Throws the error of a broken device.
   void Check(int device) const;
 
@@ -140,6 +143,7 @@ class Runtime {
 
   const RuntimeOptions options_;
   std::atomic<int64_t> kernels_ = 0;
+  std::atomic<int64_t> collectives_ = 0;
   std::atomic<int64_t> step_syncs_;
   // The memory outlives the streams, whose tasks may free some.
   std::array<std::unique_ptr<MemoryPool>, kDevices> device_memory_;
