@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "base/process/numa_node.h"
 #include "base/status_macros.h"
 #include "ddp/comm/arena/arena.h"
 #include "ddp/comm/host_group/futex.h"
@@ -159,6 +160,7 @@ absl::Status Entry::Enter(Segment segment) {
     for (size_t core = 0; core < kMaxCores; ++core) {
       if (CPU_ISSET(core, &allowed)) own.cores[core / 64] |= uint64_t{1} << (core % 64);
     }
+    own.numa_node = NumaNodeOf(allowed);
   }
   const auto of_this_rank = [&](const absl::Status& status) {
     return absl::Status(status.code(),

@@ -109,6 +109,7 @@ struct MemberRow {
   alignas(64) std::atomic<uint32_t> state;  // MemberState
   EntryRow entry;
   uint64_t cores[kMaxCores / 64] = {};  // on which the member may run, a bit for each
+  int32_t numa_node = -1;               // of these cores; -1: they have several
   // The number of signals that this member has given. See CollectiveEngine.
   alignas(64) std::atomic<uint64_t> signals;
   // Rung, and woken, by a member that changes what sleeping threads of this member may wait for.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -93,6 +94,21 @@ TEST(SegmentTest, PrefaultLeavesTheOtherMembersAlone) {
   EXPECT_EQ(segment->staging(0, 1)[kStagingBytes - 1], std::byte{1});
   segment->Prefault(0);
   EXPECT_EQ(segment->staging(0, 0)[0], std::byte{0});
+}
+
+// The kernel takes a page from the NUMA node of the thread that touches the page first.
+TEST(SegmentTest, EachMemberTouchesItsOwnStagingBuffersFirst) {
+  const auto segment = Segment::Make(128);
+  ASSERT_TRUE(segment.ok()) << segment.status();
+  const auto bytes = [&] {
+    struct stat file {};
+    EXPECT_EQ(::fstat(segment->fd(), &file), 0);
+    return static_cast<size_t>(file.st_blocks) * 512;
+  };
+  const size_t table = bytes();
+  EXPECT_LE(table, size_t{512} << 10) << "the maker touches the table alone";
+  segment->Prefault(77);
+  EXPECT_EQ(bytes(), table + 2 * kStagingBytes);
 }
 
 TEST(SegmentTest, ImpossibleSizesAreRefused) {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "ddp/comm/arena/arena.h"
-#include "ddp/comm/shared_memory/slices.h"
+#include "ddp/comm/shared_memory/reduction_steps.h"
 
 namespace ddp::internal {
 namespace {
@@ -25,8 +25,13 @@ constexpr absl::Duration kNap = absl::Milliseconds(5);
 // After this many naps without an operation the thread sleeps until it is kicked.
 constexpr int kIdleNaps = 100;
 
-// From this size on, a staged all-reduce of more than two members divides the additions among them.
-constexpr size_t kSharedReduction = size_t{16} << 10;
+// From this size on, over the number of members, a staged all-reduce of more than two members
+// divides the additions among them. It has one more wait; without it, each member adds the data of
+// all.
+constexpr size_t kSharedReduction = size_t{64} << 10;
+
+// From this size on, an all-reduce in place goes by NUMA nodes. It has two more waits.
+constexpr size_t kGroupedFrom = size_t{1} << 20;
 
 // From this size on, memory in an arena is used where it lies, when that of all members can be. A
 // copy into a staging buffer takes longer than the wait at the end that this needs.
@@ -102,9 +107,9 @@ struct CollectiveEngine::Operation {
     kFill,     // fill the next round -> kTake
     kTake,     // take from the others' buffers -> kFill or complete; or add a slice -> kSlices
     kSlices,   // take the others' slices -> kFill or complete
+    kInPlace,  // carry out the next step of a reduction in place -> kInPlace or kLeave
     kLeave,    // every member has finished with the others' arenas -> complete
-    kGivenUp,  // the members differ, or the group has ended: FailBroken() or FailLate() will fail
-               // it
+    kGivenUp,  // the members differ, or the group has ended: a later look fails it
   };
 
   CollectiveRequest request;
@@ -116,6 +121,7 @@ struct CollectiveEngine::Operation {
   size_t piece = 0;             // bytes of one part in one round
   size_t rounds = 1;            // of data, that all members need
   size_t next = 0;              // the round of data that is filled next
+  int step = 0;                 // of a reduction in place
   int announced = 0;            // the half of the announcements of the first round
   bool announced_data = false;  // the data of all members have come with the announcements
   bool complete = false;
@@ -125,8 +131,24 @@ struct CollectiveEngine::Operation {
   size_t length() const { return request.inputs.empty() ? 0 : request.inputs.front().size(); }
 };
 
+namespace {
+
+int GroupOnNodesOf(const HostGroup& group) {
+  std::vector<int> nodes;
+  for (int member = 0; member < group.size(); ++member) {
+    nodes.push_back(group.segment().row(member).numa_node);
+  }
+  return GroupOnNodes(nodes);
+}
+
+}  // namespace
+
 CollectiveEngine::CollectiveEngine(HostGroup* group)
-    : group_(group), member_(group->member()), size_(group->size()), mailboxes_(group) {
+    : group_(group),
+      member_(group->member()),
+      size_(group->size()),
+      group_of_node_(GroupOnNodesOf(*group)),
+      mailboxes_(group) {
   group_->SetBackground([this] { return OnWake(); });
 }
 
@@ -138,7 +160,7 @@ CollectiveEngine::~CollectiveEngine() {
 
 bool CollectiveEngine::Abort() {
   if (group_->in_forked_child()) return true;  // a thread of the parent may hold the lock
-  Locked([this](Finished& finished) {
+  Locked([this](Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!idle()) group_->Abort();
     FailAll(absl::CancelledError("the backend was destroyed or aborted"), finished);
   });
@@ -161,50 +183,39 @@ void CollectiveEngine::Start(CollectiveRequest request, absl::Duration timeout, 
   operation->deadline_ns = DeadlineAfter(timeout);
   operation->request = std::move(request);
   operation->done = std::move(done);
-  Locked([&](Finished& finished) {
-    queue_.push_back(std::move(operation));
-    Advance(finished);
-  });
-  AwakenThread();
+  Begin([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { queue_.push_back(std::move(operation)); });
 }
 
 void CollectiveEngine::Send(int to, uint64_t tag, std::span<const std::byte> data,
                             absl::Duration timeout, Done done) {
-  {
-    MutexLock lock(mutex_);
+  Begin([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     mailboxes_.Send(to, tag, data, DeadlineAfter(timeout), std::move(done));
-  }
-  TakeUp();
+  });
 }
 
 void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data, int* source,
                                absl::Duration timeout, Done done) {
-  {
-    MutexLock lock(mutex_);
+  Begin([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     mailboxes_.Receive(from, tag, data, source, DeadlineAfter(timeout), std::move(done));
-  }
-  TakeUp();
+  });
 }
 
 void CollectiveEngine::StartOwn(std::function<bool()> advance, absl::Duration timeout, Done done) {
-  {
-    MutexLock lock(mutex_);
+  Begin([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     own_.push_back({.advance = std::move(advance),
                     .deadline_ns = DeadlineAfter(timeout),
                     .done = std::move(done)});
-  }
-  TakeUp();
+  });
 }
 
-// Advances a new operation.
-void CollectiveEngine::TakeUp() {
-  Poll();
-  AwakenThread();
-}
-
-// Makes sure that the group's thread looks at what is left of a new operation.
-void CollectiveEngine::AwakenThread() {
-  started_.fetch_add(1, std::memory_order_relaxed);
+// Adds an operation, advances it, and makes sure that the group's thread looks at what is left.
+template <typename Add>
+void CollectiveEngine::Begin(const Add& add) {
+  Locked([&](Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    add();
+    naps_ = 0;
+    AdvanceOrFail(finished);
+  });
   if (!busy_.load(std::memory_order_acquire)) return;
   if (group_->cores_to_spare()) {
     Hurry();
@@ -233,14 +244,8 @@ void CollectiveEngine::Locked(const Act& act) {
 }
 
 void CollectiveEngine::Poll() {
-  Locked([this](Finished& finished) {
-    int left = -1;  // found before the last look at what the members that leave have published
-    for (int member = 0; member < size_ && !idle(); ++member) {
-      if (group_->has_left(member)) left = member;
-    }
-    Advance(finished);
-    FailHopeless(left, finished);
-  });
+  Locked([this](Finished& finished)
+             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { AdvanceOrFail(finished); });
 }
 
 void CollectiveEngine::Hurry() {
@@ -288,7 +293,9 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
   while (!stop()) {
     const uint64_t epoch = epoch_.load(std::memory_order_acquire);
     const auto changed = [&] {
-      if (MayAdvance()) Locked([this](Finished& finished) { Advance(finished); });
+      if (MayAdvance())
+        Locked([this](Finished& finished)
+                   ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { Advance(finished); });
       return epoch_.load(std::memory_order_acquire) != epoch;
     };
     if (group_->Wait(changed, stop, std::min(EarliestDeadline(), deadline_ns))) continue;
@@ -314,19 +321,14 @@ HostGroup::Nap CollectiveEngine::OnWake() {
   bool hurried = false;
   {
     MutexLock lock(mutex_);
-    const uint64_t started = started_.load(std::memory_order_relaxed);
-    const bool quiet = idle();
     // An operation that has been there for a whole nap is waited for by no thread. After the end of
     // the group every operation fails at once.
-    if (!quiet && (started == seen_started_ || group_->ended())) hurried_ = true;
-    if (quiet) hurried_ = false;
-    idle_naps_ = quiet && started == seen_started_ ? idle_naps_ + 1 : 0;
-    seen_started_ = started;
-    hurried = hurried_;
-    if (quiet && idle_naps_ > kIdleNaps) {
+    hurried = hurried_ = !idle() && (hurried_ || naps_ > 0 || group_->ended());
+    if (idle() && naps_ > kIdleNaps) {
       asleep_.store(true, std::memory_order_release);
       return {};
     }
+    ++naps_;
   }
   if (!hurried) return {.longest = kNap};
   Poll();
@@ -426,6 +428,9 @@ bool CollectiveEngine::Step(Operation& operation) {
       return true;
     case State::kSlices:
       GatherSlices(operation);
+      return true;
+    case State::kInPlace:
+      ReduceInPlace(operation);
       return true;
     case State::kLeave:
       operation.complete = true;
@@ -544,7 +549,7 @@ void CollectiveEngine::DrainRound(Operation& operation) {
   };
   const size_t length = operation.length();
   const size_t bytes = std::min(operation.piece, length - std::min(length, offset));
-  if (request.kind != Kind::kAllReduce || size_ <= 2 || bytes < kSharedReduction) {
+  if (request.kind != Kind::kAllReduce || size_ <= 2 || bytes < kSharedReduction / size_) {
     Take(operation, offset, operation.piece, source);
     return FinishRound(operation);
   }
@@ -645,46 +650,53 @@ const std::byte* CollectiveEngine::DirectSource(const Operation& operation, int 
 
 void CollectiveEngine::GoDirect(Operation& operation) {
   const CollectiveRequest& request = operation.request;
-  bool ok = true;
-  if (request.kind == Kind::kAllReduce) {
-    ok = ReduceInPlace(operation);
-  } else {
-    const size_t longest = LongestPart(request);
-    for (size_t offset = 0; ok && offset < longest; offset += kDirectPiece) {
-      ok = !group_->ended();
-      if (!ok) break;
-      Take(operation, offset, kDirectPiece,
-           [&](int member, int part) { return DirectSource(operation, member, part) + offset; });
+  if (request.kind == Kind::kAllReduce) return ReduceInPlace(operation);
+  const size_t longest = LongestPart(request);
+  for (size_t offset = 0; offset < longest; offset += kDirectPiece) {
+    if (group_->ended()) {  // Advance() says why
+      operation.state = Operation::State::kGivenUp;
+      return;
     }
-  }
-  if (!ok) {  // the group has ended: FailBroken() says why
-    operation.state = Operation::State::kGivenUp;
-    return;
+    Take(operation, offset, kDirectPiece,
+         [&](int member, int part) { return DirectSource(operation, member, part) + offset; });
   }
   operation.await = Signal();
   operation.state = Operation::State::kLeave;
 }
 
-// Reduces this member's slice in the memory of all members. Returns false when the group has ended.
-bool CollectiveEngine::ReduceInPlace(const Operation& operation) {
+// Carries out this member's next step in the memory of all members.
+void CollectiveEngine::ReduceInPlace(Operation& operation) {
   const CollectiveRequest& request = operation.request;
   const size_t element = SizeOf(request.type);
-  const Slice slice = SliceOf(operation.length() / element, element, member_, size_);
-  absl::InlinedVector<const std::byte*, 16> inputs(size_);
-  absl::InlinedVector<std::byte*, 16> outputs(size_);
-  const size_t step = kDirectPiece / element;
-  for (size_t begin = slice.begin; begin < slice.begin + slice.count; begin += step) {
-    const size_t count = std::min(step, slice.begin + slice.count - begin);
-    for (int member = 0; member < size_; ++member) {
-      auto* const memory = const_cast<std::byte*>(DirectSource(operation, member, 0));
-      if (memory == nullptr) return false;
-      inputs[member] = outputs[member] = memory + begin * element;
+  const int group = operation.length() < kGroupedFrom ? size_ : group_of_node_;
+  const ReductionStep step =
+      StepOf(operation.step, member_, size_, group, operation.length() / element, element);
+  const auto memory_of = [&](const Members& members, size_t begin) {
+    absl::InlinedVector<std::byte*, 16> memory;
+    for (int i = 0; i < members.count; ++i) {
+      const int member = members.first + i * members.stride;
+      memory.push_back(const_cast<std::byte*>(DirectSource(operation, member, 0)) +
+                       begin * element);
     }
-    if (!group_->BeginTouch()) return false;
-    ReduceTree(request.reduction, request.type, inputs, outputs, count, request.factor);
+    return memory;
+  };
+  const size_t longest = kDirectPiece / element;
+  for (size_t done = 0; done < step.slice.count; done += longest) {
+    const auto inputs = memory_of(step.from, step.slice.begin + done);
+    const auto outputs = memory_of(step.to, step.slice.begin + done);
+    if (!group_->BeginTouch()) {  // Advance() says why
+      operation.state = Operation::State::kGivenUp;
+      return;
+    }
+    ReduceTree(request.reduction, request.type, inputs, outputs,
+               std::min(longest, step.slice.count - done),
+               operation.step == 0 ? request.factor : 1);
     group_->EndTouch();
   }
-  return true;
+  ++operation.step;
+  operation.await = Signal();
+  operation.state = group == size_ || operation.step == kGroupedSteps ? Operation::State::kLeave
+                                                                      : Operation::State::kInPlace;
 }
 
 // ---- Failures.
@@ -709,9 +721,14 @@ absl::Status CollectiveEngine::EndStatus() const {
       absl::StrCat("rank ", end.member, " of the host has aborted the group"));
 }
 
-// Fails operations, and with them all others, when one needs `left`, a member that has left, or
-// when one is late. To be called after Advance().
-void CollectiveEngine::FailHopeless(int left, Finished& finished) {
+// Advances everything. Then fails all operations, when one needs a member that has left, or is
+// late.
+void CollectiveEngine::AdvanceOrFail(Finished& finished) {
+  int left = -1;  // found before the last look at what the members that leave have published
+  for (int member = 0; member < size_ && left < 0; ++member) {
+    if (group_->has_left(member)) left = member;
+  }
+  Advance(finished);
   if (idle()) return;
   const bool waits = !own_.empty() || (!queue_.empty() && !AllSignalled(queue_.front()->await));
   if (left >= 0 && waits) {

@@ -69,6 +69,8 @@ struct CollectiveRequest {
 // before a member fills a half again it has seen every member's signal of the round between, which
 // each gave after it had read the half. When the inputs lie in arenas, members read them there, and
 // an all-reduce reduces them where they lie: member r reduces slice r in the memory of all members.
+// When members that follow each other share a NUMA node, they reduce among themselves first: see
+// StepOf().
 //
 // Order of addition. A balanced binary tree over the members by number (see ReduceTree()). The bits
 // of a result depend on the inputs alone, not on sizes of pieces or on where tensors lie.
@@ -155,8 +157,8 @@ class CollectiveEngine {
     Done done;
   };
 
-  void TakeUp();
-  void AwakenThread();
+  template <typename Add>
+  void Begin(const Add& add);
   // Calls `act(finished)` under the lock, and then what is finished.
   template <typename Act>
   void Locked(const Act& act);
@@ -186,7 +188,7 @@ class CollectiveEngine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <typename Source>
   void Take(const Operation& operation, size_t offset, size_t limit, const Source& source);
-  bool ReduceInPlace(const Operation& operation);
+  void ReduceInPlace(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const std::byte* DirectSource(const Operation& operation, int member, int part) const;
 
   Awaited Signal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -195,7 +197,7 @@ class CollectiveEngine {
   int half() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return static_cast<int>(round_ & 1); }
   std::string Missing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndStatus() const;
-  void FailHopeless(int left, Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AdvanceOrFail(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Break(const absl::Status& status, Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailAll(const absl::Status& status, Finished& finished)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -203,13 +205,13 @@ class CollectiveEngine {
   HostGroup* const group_;
   const int member_;
   const int size_;
+  const int group_of_node_;  // see GroupOnNodes()
 
   std::atomic<uint64_t> epoch_{0};    // raised when operations have completed, and by Wake()
   std::atomic<bool> busy_{false};     // some operation is not complete
   std::atomic<uint64_t> awaited_{0};  // see MayAdvance()
   std::atomic<int> calling_{0};     // threads that have complete operations, and call their `done`
   std::atomic<bool> asleep_{true};  // the group's thread must be kicked
-  std::atomic<uint64_t> started_{0};
   mutable std::atomic<uint64_t> seen_{0};  // a signal of headers that all members have given
   std::atomic<bool> exposed_{false};  // a failed operation's memory may still be written by others
 
@@ -222,8 +224,7 @@ class CollectiveEngine {
   uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;  // those without a header, of all members
   Awaited filled_ ABSL_GUARDED_BY(mutex_);         // the signal of the last filling
   bool hurried_ ABSL_GUARDED_BY(mutex_) = false;
-  uint64_t seen_started_ ABSL_GUARDED_BY(mutex_) = 0;
-  int idle_naps_ ABSL_GUARDED_BY(mutex_) = 0;
+  int naps_ ABSL_GUARDED_BY(mutex_) = 0;  // of the group's thread since the last start
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);
 };
 

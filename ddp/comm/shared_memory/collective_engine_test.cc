@@ -9,7 +9,9 @@
 #include <latch>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -140,6 +142,49 @@ TEST_P(CollectiveEngineTest, AllReduceWorksWhereTheTensorsLie) {
     }
     arena.Free(block);
   });
+}
+
+// Bits: the balanced tree over the ranks, whatever the NUMA nodes.
+TEST(CollectiveEngineTest, RanksOfANumaNodeReduceAmongThemselvesFirst) {
+  constexpr size_t kCount = 270'011;
+  Arena& arena = Arena::OfProcess();
+  auto demand = arena.AddDemand(
+      {.gradient_bytes = std::vector<size_t>(24, kCount * sizeof(float)), .capacity_bytes = 0});
+  ASSERT_TRUE(demand.ok()) << demand.status();
+  for (const auto& [size, on_node] : {std::pair(16, 8), std::pair(24, 8)}) {
+    std::vector<std::vector<float>> inputs(size, std::vector<float>(kCount));
+    std::vector<const std::byte*> from;
+    for (int member = 0; member < size; ++member) {
+      std::mt19937 random(static_cast<unsigned>(member));
+      std::normal_distribution<float> normal;
+      for (float& value : inputs[member]) value = normal(random);
+      from.push_back(In(inputs[member]).data());
+    }
+    std::vector<float> expected(kCount);
+    std::byte* const to = Out(expected).data();
+    ReduceTree(ReduceKind::kSum, ElementType::kFloat, from, {&to, 1}, kCount, 1.0 / 3);
+    std::latch placed(size);
+    RunRanks(size, [&](Rank& rank) {
+      rank.group->segment().row(rank.member()).numa_node = rank.member() / on_node;
+      placed.arrive_and_wait();
+      rank.engine = nullptr;
+      rank.engine = std::make_unique<CollectiveEngine>(rank.group.get());
+      const std::span values(static_cast<float*>(arena.Allocate(kCount * sizeof(float))), kCount);
+      ASSERT_NE(values.data(), nullptr);
+      for (int round = 0; round < 3; ++round) {
+        std::ranges::copy(inputs[rank.member()], values.begin());
+        ASSERT_TRUE(rank.Run({.kind = Kind::kAllReduce,
+                              .type = ElementType::kFloat,
+                              .factor = 1.0 / 3,
+                              .elements = kCount,
+                              .inputs = {std::as_bytes(values)},
+                              .outputs = {std::as_writable_bytes(values)}})
+                        .ok());
+        EXPECT_TRUE(std::ranges::equal(values, expected)) << size << " ranks, round " << round;
+      }
+      arena.Free(values.data());
+    });
+  }
 }
 
 // Return the parts of `values` for each of `size` members.

@@ -20,6 +20,8 @@ constexpr size_t kLookAhead = 16;
 // The longest part of an array that one member sums at a time, without a look at the end of the
 // group.
 constexpr size_t kPiece = size_t{256} << 10;
+// The shortest part, when there are more members than parts of kPiece.
+constexpr size_t kSmallestPiece = size_t{4} << 10;
 
 // A word has the pass in its upper bits. The lower bits of a member's word for an array are the
 // place of the array in units of 64 bytes plus kFirstPlace, or one of the two other values. Those
@@ -236,8 +238,9 @@ void InPlaceChannel::Sum(int array) {
   }
   if (elsewhere) left_out_.push_back(array);
   if (elsewhere || liar_ >= 0) return;
-  const int pieces =
-      std::max(size_, static_cast<int>((large.count * element + kPiece - 1) / kPiece));
+  const size_t bytes = large.count * element;
+  const auto pieces = static_cast<int>(
+      std::max((bytes + kPiece - 1) / kPiece, std::min<size_t>(size_, bytes / kSmallestPiece)));
   std::atomic<uint64_t>& taken = TakenOf(array);
   // Where the group has ended, the pass will not be complete.
   while (group_->BeginTouch()) {
@@ -303,19 +306,15 @@ bool InPlaceChannel::Advance() {
 }
 
 void InPlaceChannel::SumSmall(float* floats, double* doubles) {
-  absl::InlinedVector<const std::byte*, 16> inputs;
-  for (int member = 0; member < size_; ++member) inputs.push_back(SmallOf(member));
-  auto* output = reinterpret_cast<std::byte*>(floats);
-  if (layout_.small_floats > 0) {
-    ReduceTree(ReduceKind::kSum, ElementType::kFloat, inputs, {&output, 1}, layout_.small_floats,
-               factor_);
-  }
-  for (const std::byte*& input : inputs) input += doubles_at_;
-  output = reinterpret_cast<std::byte*>(doubles);
-  if (layout_.small_doubles > 0) {
-    ReduceTree(ReduceKind::kSum, ElementType::kDouble, inputs, {&output, 1}, layout_.small_doubles,
-               factor_);
-  }
+  const auto sum = [this](ElementType type, size_t at, size_t count, void* sums) {
+    if (count == 0) return;
+    absl::InlinedVector<const std::byte*, 16> inputs;
+    for (int member = 0; member < size_; ++member) inputs.push_back(SmallOf(member) + at);
+    auto* const output = static_cast<std::byte*>(sums);
+    ReduceTree(ReduceKind::kSum, type, inputs, {&output, 1}, count, factor_);
+  };
+  sum(ElementType::kFloat, 0, layout_.small_floats, floats);
+  sum(ElementType::kDouble, doubles_at_, layout_.small_doubles, doubles);
 }
 
 }  // namespace ddp::internal
