@@ -98,6 +98,17 @@ void AwaitReport(const ProcessGroup& group) {
   ASSERT_TRUE(group.failed()) << "no news of a failure";
 }
 
+// Waits until `rank` has answered this many questions where it is.
+void AwaitAnswers(const ProcessGroup& group, int rank, int64_t count) {
+  const std::string key = absl::StrCat("ddp/control/where/", rank);
+  const auto answers = [&] { return std::stoll(group.store()->get_to_str(key)); };
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + absl::FromChrono(kDeadline);
+  group.store()->wait({key}, kDeadline);
+  while (answers() < count && clock.Now() < deadline) std::this_thread::yield();
+  ASSERT_GE(answers(), count);
+}
+
 // Returns when every rank is here, through the store. A rank that fails next then interrupts no
 // collective that it has itself completed.
 void MeetInStore(ProcessGroup& group, const std::string& name) {
@@ -213,7 +224,7 @@ RANK_TEST(ProcessGroupTest, BusyPeerIsWaitedFor, InBothStores({3})) {
   const auto group = init_process_group();
   if (group->rank() == 1) {
     group->report_failure("has something to save first");
-    group->store()->wait({"ddp/control/alive/1/2/1"}, kDeadline);
+    AwaitAnswers(*group, 1, 2);
   } else {
     EXPECT_EQ(PeerOf([&] { group->barrier(); }), 1);
   }
@@ -447,8 +458,8 @@ RANK_TEST(ProcessGroupTest, DifferentCollectivesAreNamed, InBothStores({{2, 3}})
 RANK_TEST(ProcessGroupTest, LateRanksAreWaitedFor, InBothStores({3})) {
   const auto group = init_process_group();
   if (group->rank() == 1) {
-    // Waits for two inquiries of the other ranks.
-    group->store()->wait({"ddp/control/where/0/2/0", "ddp/control/where/0/2/1"}, kDeadline);
+    AwaitAnswers(*group, 0, 2);  // to two inquiries of the other ranks
+    AwaitAnswers(*group, 1, 2);
   }
   ExpectSum(*group);
   group->barrier();
