@@ -4,12 +4,10 @@
 #include <optional>
 #include <random>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "base/text_fields.h"
 #include "ddp/comm/meeting/store_meeting.h"
 
 namespace ddp::rpc::internal {
@@ -34,17 +32,16 @@ FirstMeeting MeetFirst(std::shared_ptr<ddp::internal::GroupStore> store, const s
   const std::string mine = absl::StrCat(RandomNumber(), " ", membership.size, " ", name);
   const std::string first = store->SetIfNew(kFirst, mine);
   StoreMeeting meeting(std::move(store), kMeeting, membership);
-  const std::vector<std::string> words = absl::StrSplit(first, absl::MaxSplits(' ', 2));
   int size = 0;
-  if (words.size() != 3 || !absl::SimpleAtoi(words[0], &result.world) ||
-      !absl::SimpleAtoi(words[1], &size)) {
+  std::string first_name;
+  if (!ReadFields(first, ' ', result.world, size, first_name)) {
     result.mismatch = absl::StrCat("the store has \"", first,
                                    "\" from another program or version of this library");
     return result;
   }
   if (size != membership.size) {
     result.mismatch =
-        absl::StrCat("worker ", words[2], " has world_size ", size, ", and worker ", name,
+        absl::StrCat("worker ", first_name, " has world_size ", size, ", and worker ", name,
                      " has world_size ", membership.size, ": give all workers the same");
     meeting.Decide(result.mismatch);
     return result;

@@ -1,13 +1,12 @@
 #include "ddp/comm/check/collective_record.h"
 
-#include <vector>
+#include <tuple>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "base/text_fields.h"
 
 namespace ddp::internal {
 namespace {
@@ -21,27 +20,18 @@ std::string ByteText(int64_t bytes) {
 }  // namespace
 
 std::string CollectiveRecord::Serialize() const {
-  return absl::StrJoin(
-      {absl::StrCat(sequence), absl::StrCat(absl::Hex(fingerprint)), operation, absl::CEscape(what),
-       dtype, absl::StrCat(bytes), shape, layout, device, absl::StrCat(root)},
-      "\t");
+  return absl::StrJoin(std::tuple(sequence, fingerprint, operation, absl::CEscape(what), dtype,
+                                  bytes, shape, layout, device, root),
+                       "\t");
 }
 
 std::optional<CollectiveRecord> CollectiveRecord::Parse(absl::string_view text) {
-  const std::vector<std::string> fields = absl::StrSplit(text, '\t');
   CollectiveRecord record;
-  if (fields.size() != 10 || !absl::SimpleAtoi(fields[0], &record.sequence) ||
-      !absl::SimpleHexAtoi(fields[1], &record.fingerprint) ||
-      !absl::CUnescape(fields[3], &record.what) || !absl::SimpleAtoi(fields[5], &record.bytes) ||
-      !absl::SimpleAtoi(fields[9], &record.root)) {
-    return std::nullopt;
-  }
-  record.operation = fields[2];
-  record.dtype = fields[4];
-  record.shape = fields[6];
-  record.layout = fields[7];
-  record.device = fields[8];
-  return record;
+  std::string escaped;
+  const bool read = ReadFields(text, '\t', record.sequence, record.fingerprint, record.operation,
+                               escaped, record.dtype, record.bytes, record.shape, record.layout,
+                               record.device, record.root);
+  return read && absl::CUnescape(escaped, &record.what) ? std::optional(record) : std::nullopt;
 }
 
 std::string CollectiveRecord::Describe() const {

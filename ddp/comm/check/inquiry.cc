@@ -6,12 +6,11 @@
 #include <glog/logging.h>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/clock.h"
+#include "base/text_fields.h"
 #include "ddp/comm/check/mismatch.h"
 #include "ddp/comm/meeting/group_store.h"
 #include "ddp/comm/reports/process_identity.h"
@@ -79,7 +78,6 @@ std::optional<Failure> Inquiry::FindGone(const Awaited& awaited, int begin, int 
   if (keys.empty()) return std::nullopt;
   const std::vector<std::optional<std::string>> standings =
       monitor_->log().store().GetPresent(keys);
-  const std::optional<ProcessIdentity> self = ProcessIdentity::OfThisProcess();
   std::vector<int> ended;
   std::optional<Failure> left;
   for (int rank = begin; rank < end; ++rank) {
@@ -87,9 +85,8 @@ std::optional<Failure> Inquiry::FindGone(const Awaited& awaited, int begin, int 
     const std::string text = standings[rank - begin].value_or("");
     if (!left.has_value()) left = FindLeft(awaited, rank, text);
     const bool on_this_host = self_.IsOnThisHost(rank);
-    if (!ended_counts || !on_this_host || !self.has_value()) continue;
-    const auto process = ProcessIdentity::Parse(absl::StripPrefix(text, "process "));
-    if (process.has_value() && process->HasEnded(*self)) ended.push_back(rank);
+    if (!ended_counts || !on_this_host) continue;
+    if (ProcessHasEnded(std::string(absl::StripPrefix(text, "process ")))) ended.push_back(rank);
   }
   if (ended.empty()) return left;
   return DescribeEnded(awaited, ended);
@@ -107,11 +104,10 @@ Failure Inquiry::DescribeEnded(const Awaited& awaited, const std::vector<int>& r
 // Returns the failure of a rank whose standing says that it has left without launching `awaited`.
 std::optional<Failure> Inquiry::FindLeft(const Awaited& awaited, int rank,
                                          const std::string& standing) const {
-  const std::vector<std::string> words = absl::StrSplit(standing, ' ');
+  std::string word;
   int64_t incarnation = 0;
   int64_t launched = 0;
-  if (words.size() != 3 || words[0] != "left" || !absl::SimpleAtoi(words[1], &incarnation) ||
-      !absl::SimpleAtoi(words[2], &launched) ||
+  if (!ReadFields(standing, ' ', word, incarnation, launched) || word != "left" ||
       (awaited.peer < 0 && incarnation == self_.incarnation && launched > awaited.sequence)) {
     return std::nullopt;
   }

@@ -8,10 +8,9 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "base/text_fields.h"
 #include "ddp/comm/meeting/store_meeting.h"
 
 namespace ddp::internal {
@@ -26,13 +25,8 @@ std::string PrefixOf(int first_rank) { return absl::StrCat("host/", first_rank);
 
 // Returns an empty range for a text that is no range.
 RankRange ParseRange(const std::string& text) {
-  const std::vector<std::string> ends = absl::StrSplit(text, '-');
   RankRange range;
-  if (ends.size() == 2 && absl::SimpleAtoi(ends[0], &range.begin) &&
-      absl::SimpleAtoi(ends[1], &range.end)) {
-    return range;
-  }
-  return {};
+  return ReadFields(text, '-', range.begin, range.end) ? range : RankRange{};
 }
 
 StoreMeeting MeetingOf(GroupStore& store, const char* name, int rank, int size) {

@@ -7,13 +7,12 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/process/numa_node.h"
 #include "base/status_macros.h"
+#include "base/text_fields.h"
 #include "ddp/comm/arena/arena.h"
 #include "ddp/comm/host_group/futex.h"
 
@@ -37,16 +36,13 @@ std::string DoorOf(const absl::Status& reason) { return absl::StrCat("no ", reas
 
 // "at <where the segment is>", or "no <reason>"
 absl::StatusOr<ProcessFile> ParseDoor(const std::string& door) {
-  const std::vector<std::string> words = absl::StrSplit(door, absl::MaxSplits(' ', 1));
-  if (words.size() == 2 && words[0] == "no") return absl::UnavailableError(words[1]);
-  const std::vector<std::string> numbers = absl::StrSplit(words.back(), ' ');
+  std::string word, reason;
+  if (ReadFields(door, ' ', word, reason) && word == "no") return absl::UnavailableError(reason);
   ProcessFile file;
-  if (words[0] != "at" || numbers.size() != 4 || !absl::SimpleAtoi(numbers[0], &file.pid_space) ||
-      !absl::SimpleAtoi(numbers[1], &file.inode) || !absl::SimpleAtoi(numbers[2], &file.pid) ||
-      !absl::SimpleAtoi(numbers[3], &file.fd)) {
-    return absl::DataLossError("rank 0 of the host has another version of this library");
+  if (ReadFields(door, ' ', word, file.pid_space, file.inode, file.pid, file.fd) && word == "at") {
+    return file;
   }
-  return file;
+  return absl::DataLossError("rank 0 of the host has another version of this library");
 }
 
 class Entry {

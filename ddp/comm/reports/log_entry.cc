@@ -1,10 +1,7 @@
 #include "ddp/comm/reports/log_entry.h"
 
-#include <vector>
-
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "base/text_fields.h"
 
 namespace ddp::internal {
 
@@ -14,20 +11,15 @@ std::string LogEntry::Serialize() const {
 }
 
 std::optional<LogEntry> LogEntry::Parse(absl::string_view text) {
-  const std::vector<std::string> words = absl::StrSplit(text, absl::MaxSplits(' ', 3));
-  LogEntry message;
-  if (words.size() != 4 || !absl::SimpleAtoi(words[1], &message.incarnation)) return std::nullopt;
-  if (words[0] == "failure") {
-    if (!absl::SimpleAtoi(words[2], &message.rank)) return std::nullopt;
-    message.reason = words[3];
-    return message;
+  LogEntry entry;
+  std::string kind;
+  if (ReadFields(text, ' ', kind, entry.incarnation, entry.rank, entry.reason) &&
+      kind == "failure") {
+    return entry;
   }
-  message.kind = Kind::kWhere;
-  if (words[0] != "where" || !absl::SimpleAtoi(words[2], &message.number) ||
-      !absl::SimpleAtoi(words[3], &message.rank)) {
-    return std::nullopt;
-  }
-  return message;
+  entry = {.kind = Kind::kWhere};
+  const bool is_where = ReadFields(text, ' ', kind, entry.incarnation, entry.number, entry.rank);
+  return is_where && kind == "where" ? std::optional<LogEntry>(entry) : std::nullopt;
 }
 
 }  // namespace ddp::internal

@@ -5,80 +5,60 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <fstream>
-#include <sstream>
 #include <vector>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/text_fields.h"
 
 namespace ddp::internal {
 namespace {
 
-struct Stat {
-  char state = '?';
-  uint64_t start_time = 0;
-};
-
-// Reads /proc/<pid>/stat. Its second field, the name in parentheses, may contain any characters.
-std::optional<Stat> ReadStat(int64_t pid) {
+// Returns the fields of /proc/<pid>/stat from the third one, the state, on. The second field, the
+// name in parentheses, may contain any characters.
+std::vector<std::string> StatFields(int64_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  std::stringstream text;
-  text << file.rdbuf();
-  const std::string all = text.str();
-  const size_t end_of_name = all.rfind(") ");
-  if (end_of_name == std::string::npos) return std::nullopt;
-  const std::vector<std::string> fields = absl::StrSplit(all.substr(end_of_name + 2), ' ');
-  constexpr size_t kStartTime = 19;  // field 22 of the line; the state is field 3
-  Stat stat;
-  if (fields.size() <= kStartTime || fields[0].size() != 1 ||
-      !absl::SimpleAtoi(fields[kStartTime], &stat.start_time)) {
-    return std::nullopt;
-  }
-  stat.state = fields[0][0];
-  return stat;
+  std::string line;
+  std::getline(file, line);
+  const size_t end_of_name = line.rfind(") ");
+  if (end_of_name == std::string::npos) return {};
+  return absl::StrSplit(line.substr(end_of_name + 2), ' ');
+}
+
+// The start time of a process is field 22; empty when /proc does not tell.
+std::string StartTime(const std::vector<std::string>& fields) {
+  return fields.size() > 19 ? fields[19] : std::string();
 }
 
 }  // namespace
 
-std::optional<ProcessIdentity> ProcessIdentity::OfThisProcess() {
-  ProcessIdentity identity;
-  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+std::string ProcessIdentity() {
+  std::string boot;
   struct stat space {};
-  const std::optional<Stat> own = ReadStat(::getpid());
-  if (!(boot >> identity.boot) || ::stat("/proc/self/ns/pid", &space) != 0 || !own.has_value()) {
-    return std::nullopt;
+  const std::string start_time = StartTime(StatFields(::getpid()));
+  if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> boot) ||
+      ::stat("/proc/self/ns/pid", &space) != 0 || start_time.empty()) {
+    return std::string();
   }
-  identity.pid_space = space.st_ino;
-  identity.pid = ::getpid();
-  identity.start_time = own->start_time;
-  return identity;
+  return absl::StrCat(boot, " ", space.st_ino, " ", ::getpid(), " ", start_time);
 }
 
-std::string ProcessIdentity::Serialize() const {
-  return absl::StrCat(boot, " ", pid_space, " ", pid, " ", start_time);
-}
-
-std::optional<ProcessIdentity> ProcessIdentity::Parse(absl::string_view text) {
-  const std::vector<std::string> words = absl::StrSplit(text, ' ');
-  ProcessIdentity identity;
-  if (words.size() != 4 || words[0].empty() || !absl::SimpleAtoi(words[1], &identity.pid_space) ||
-      !absl::SimpleAtoi(words[2], &identity.pid) || identity.pid <= 0 ||
-      !absl::SimpleAtoi(words[3], &identity.start_time)) {
-    return std::nullopt;
+bool ProcessHasEnded(const std::string& identity) {
+  std::string boot, pid_space;
+  pid_t pid = 0;
+  int64_t start_time = 0;
+  if (!ReadFields(identity, ' ', boot, pid_space, pid, start_time) || pid <= 0 ||
+      !absl::StartsWith(ProcessIdentity(), absl::StrCat(boot, " ", pid_space, " "))) {
+    return false;
   }
-  identity.boot = words[0];
-  return identity;
-}
-
-bool ProcessIdentity::HasEnded(const ProcessIdentity& observer) const {
-  if (boot != observer.boot || pid_space != observer.pid_space) return false;
-  if (::kill(static_cast<pid_t>(pid), 0) != 0) return errno == ESRCH;
+  if (::kill(pid, 0) != 0) return errno == ESRCH;
   // The id may be of a zombie, or of a later process; in both cases this process has ended.
-  const std::optional<Stat> now = ReadStat(pid);
-  return now.has_value() &&
-         (now->state == 'Z' || now->state == 'X' || now->start_time != start_time);
+  const std::vector<std::string> now = StatFields(pid);
+  return !StartTime(now).empty() &&
+         (now[0] == "Z" || now[0] == "X" || StartTime(now) != absl::StrCat(start_time));
 }
 
 }  // namespace ddp::internal

@@ -9,11 +9,10 @@
 
 #include <glog/logging.h>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/text_fields.h"
 #include "ddp/comm/meeting/store_meeting.h"
 #include "ddp/comm/reports/process_identity.h"
 
@@ -76,9 +75,7 @@ ReportLog::~ReportLog() {
 }
 
 void ReportLog::WriteStanding(const Membership& membership) {
-  const std::optional<ProcessIdentity> self = ProcessIdentity::OfThisProcess();
-  if (!self.has_value()) return;
-  store_->Set(StandingKey(membership.rank), absl::StrCat("process ", self->Serialize()));
+  store_->Set(StandingKey(membership.rank), absl::StrCat("process ", ProcessIdentity()));
 }
 
 void ReportLog::Begin(const Membership& membership) {
@@ -140,13 +137,10 @@ std::string ReportLog::GoneVerdict(const GroupFailure& failure) {
 }
 
 std::optional<GroupFailure> ReportLog::ParseGoneVerdict(const std::string& verdict) {
-  const std::vector<std::string> words = absl::StrSplit(verdict, absl::MaxSplits(' ', 2));
+  std::string word;
   GroupFailure failure;
-  if (words.size() != 3 || words[0] != "gone" || !absl::SimpleAtoi(words[1], &failure.rank)) {
-    return std::nullopt;
-  }
-  failure.reason = words[2];
-  return failure;
+  const bool read = ReadFields(verdict, ' ', word, failure.rank, failure.reason);
+  return read && word == "gone" ? std::optional<GroupFailure>(failure) : std::nullopt;
 }
 
 // compareSet gives an empty entry to one author. An author may have died before it woke the ranks;

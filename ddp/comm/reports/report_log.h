@@ -88,8 +88,8 @@ class ReportLog {
   std::optional<int64_t> AskWhere(int64_t since_ns);
   static std::string AnswerKey(int rank);
 
-  // Returns the key of a rank's standing: "process <ProcessIdentity>", or, after the rank has left,
-  // "left <incarnation> <number of collectives>".
+  // Returns the key of a rank's standing: "process <ProcessIdentity()>", or, after the rank has
+  // left, "left <incarnation> <number of collectives>".
   static std::string StandingKey(int rank);
 
   // Name of the StoreMeeting in which the ranks build an incarnation, and the verdict that ends

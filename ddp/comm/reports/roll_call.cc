@@ -1,8 +1,7 @@
 #include "ddp/comm/reports/roll_call.h"
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "base/text_fields.h"
 #include "ddp/comm/meeting/group_store.h"
 #include "ddp/common/membership.h"
 
@@ -30,12 +29,11 @@ bool RollCall::ReadAnswers() {
   silent_.clear();
   for (int rank = 0; rank < self.size; ++rank) {
     if (rank == self.rank) continue;  // its own thread may not have answered yet
-    const std::pair<std::string, std::string> answer =
-        absl::StrSplit(found[rank].value_or(""), absl::MaxSplits(' ', 1));
     int64_t number = 0;
+    std::string answer;
     // An answer to a later question is one to this question.
-    if (absl::SimpleAtoi(answer.first, &number) && number >= *question_) {
-      answers_[rank] = answer.second;
+    if (ReadFields(found[rank].value_or(""), ' ', number, answer) && number >= *question_) {
+      answers_[rank] = answer;
     } else {
       silent_.push_back(rank);
     }
