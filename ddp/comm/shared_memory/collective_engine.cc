@@ -230,6 +230,7 @@ void CollectiveEngine::Locked(const Act& act) {
   Finished finished;
   {
     MutexLock lock(mutex_);
+    awaited_.store(kAnything, std::memory_order_release);  // a thread that looks now has to wait
     act(finished);
     // What Drive() reads without the lock.
     if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);

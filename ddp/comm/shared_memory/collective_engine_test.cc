@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <numeric>
@@ -38,10 +39,13 @@ constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 // One rank: a thread of the test.
 struct Rank {
-  Rank(GroupStore& store, int member, int size) {
+  // Calls `place`, unless it is null, before the engine looks at the group.
+  Rank(GroupStore& store, int member, int size,
+       const std::function<void(HostGroup&)>& place = nullptr) {
     auto entry = GroupEntry::Run(store, {.member = member, .size = size, .timeout = kTimeout});
     EXPECT_TRUE(entry.ok()) << entry.status();
     group = std::make_unique<HostGroup>(*std::move(entry));
+    if (place) place(*group);
     engine = std::make_unique<CollectiveEngine>(group.get());
   }
 
@@ -66,11 +70,12 @@ struct Rank {
 };
 
 // Runs `body` in each rank. No rank leaves before all bodies have returned.
-void RunRanks(int size, const std::function<void(Rank&)>& body) {
+void RunRanks(int size, const std::function<void(Rank&)>& body,
+              const std::function<void(HostGroup&)>& place = nullptr) {
   FakeGroupStore store;
   std::latch done(size);
   RunThreads(size, [&](int member) {
-    Rank rank(store, member, size);
+    Rank rank(store, member, size, place);
     body(rank);
     done.arrive_and_wait();
   });
@@ -164,11 +169,11 @@ TEST(CollectiveEngineTest, RanksOfANumaNodeReduceAmongThemselvesFirst) {
     std::byte* const to = Out(expected).data();
     ReduceTree(ReduceKind::kSum, ElementType::kFloat, from, {&to, 1}, kCount, 1.0 / 3);
     std::latch placed(size);
-    RunRanks(size, [&](Rank& rank) {
-      rank.group->segment().row(rank.member()).numa_node = rank.member() / on_node;
+    const auto place = [&, on_node = on_node](HostGroup& group) {
+      group.segment().row(group.member()).numa_node = group.member() / on_node;
       placed.arrive_and_wait();
-      rank.engine = nullptr;
-      rank.engine = std::make_unique<CollectiveEngine>(rank.group.get());
+    };
+    const auto body = [&, size = size](Rank& rank) {
       const std::span values(static_cast<float*>(arena.Allocate(kCount * sizeof(float))), kCount);
       ASSERT_NE(values.data(), nullptr);
       for (int round = 0; round < 3; ++round) {
@@ -183,7 +188,8 @@ TEST(CollectiveEngineTest, RanksOfANumaNodeReduceAmongThemselvesFirst) {
         EXPECT_TRUE(std::ranges::equal(values, expected)) << size << " ranks, round " << round;
       }
       arena.Free(values.data());
-    });
+    };
+    RunRanks(size, body, place);
   }
 }
 
