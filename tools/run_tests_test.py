@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests run_tests.py, fuzz.py and build_time.py of tools/ on what Bazel and others write."""
+"""Tests run_tests.py, fuzz.py, build_time.py and mutations.py of tools/."""
 
 import gzip
 import json
@@ -12,6 +12,7 @@ import unittest.mock
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import build_time  # noqa: E402  (found beside this file)
 import fuzz  # noqa: E402
+import mutations  # noqa: E402
 import run_tests  # noqa: E402
 
 GTEST_XML = """<?xml version="1.0" encoding="UTF-8"?>
@@ -265,6 +266,13 @@ class BuildTimeTest(unittest.TestCase):
             with open(path, "r+b") as stream:
                 stream.truncate(os.path.getsize(path) - 20)
             self.assertEqual(build_time.read_profile(path), [])
+
+
+class MutationsTest(unittest.TestCase):
+    def test_each_has_its_text_once(self):
+        for mutation in mutations.MUTATIONS:
+            text = (mutations.ROOT / mutation.path).read_text()
+            self.assertNotEqual(mutations.mutated(mutation, text), text)
 
 
 if __name__ == "__main__":

@@ -182,10 +182,11 @@ TEST(SimCollectivesTest, MessagesOfAPairHaveAStreamOfTheirOwn) {
 
 // ---- Streams.
 
+constexpr int kSeeds = 50;
+
 // Returns for how many seeds a rank has read a wrong sum, when `order` makes the current stream
 // wait for the work. The sum is read on a stream that nothing else orders.
 int WrongSeeds(const std::function<void(c10d::Work&)>& order) {
-  constexpr int kSeeds = 20;
   std::atomic<int> wrong = 0;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     RunRanks(2, {.seed = seed, .lateness = absl::Milliseconds(2)}, [&](Rank& self) {
@@ -204,7 +205,7 @@ int WrongSeeds(const std::function<void(c10d::Work&)>& order) {
 }
 
 TEST(SimCollectivesTest, ASumIsReadTooEarlyWithoutAWait) {
-  EXPECT_EQ(WrongSeeds([](c10d::Work& work) {}), 20);
+  EXPECT_EQ(WrongSeeds([](c10d::Work&) {}), kSeeds);
   EXPECT_EQ(WrongSeeds([](c10d::Work& work) { work.wait(); }), 0);
   EXPECT_EQ(WrongSeeds([](c10d::Work& work) { work.synchronize(); }), 0);
   EXPECT_EQ(WrongSeeds([](c10d::Work& work) { work.getFuture()->wait(); }), 0);

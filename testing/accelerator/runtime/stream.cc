@@ -43,7 +43,7 @@ std::shared_ptr<Completion> Stream::Record() {
   MutexLock lock(mutex_);
   const int64_t position = appended_ + 1;
   auto completion = std::make_shared<Completion>([this, position] { HurryTo(position); });
-  Append({.run = [completion] { completion->Complete(); }});
+  Append({.completes = completion});
   return completion;
 }
 
@@ -120,10 +120,14 @@ void Stream::Run() {
     if (task->run) task->run();
     // What the task owns goes before the next task runs, and without the lock: a destructor may
     // free memory, which launches a task.
-    Task done = std::exchange(*task, Task{.position = task->position});
-    done = {};
-    MutexLock lock(mutex_);
-    tasks_.pop_front();
+    task->run = nullptr;
+    std::shared_ptr<Completion> completes;
+    {
+      MutexLock lock(mutex_);
+      completes = std::move(task->completes);
+      tasks_.pop_front();
+    }
+    if (completes) completes->Complete();  // now, so that a stream that was waited for is idle
   }
 }
 

@@ -49,8 +49,9 @@ class Stream {
 
  private:
   struct Task {
-    std::function<void()> run;             // null: nothing runs
-    std::shared_ptr<Completion> wait_for;  // null: none
+    std::function<void()> run;              // null: nothing runs. Of the stream's thread alone
+    std::shared_ptr<Completion> wait_for;   // null: none
+    std::shared_ptr<Completion> completes;  // null: none
     absl::Duration lateness;
     int64_t position = 0;  // in the queue, from 1
   };
