@@ -76,13 +76,8 @@ class Run {
     net_->to(group->device());
     model_.emplace(net_, group, variant.options);
     if (variant.bf16_hook) model_->register_comm_hook(group, bf16_compress_hook);
-    if (variant.zero) {
-      optimizer_ = std::make_unique<ZeroRedundancyOptimizer<torch::optim::Adam>>(
-          *model_, torch::optim::AdamOptions(0.01));
-    } else {
-      optimizer_ = std::make_unique<torch::optim::SGD>(net_->parameters(),
-                                                       torch::optim::SGDOptions(0.1).momentum(0.9));
-    }
+    optimizer_ = std::make_unique<torch::optim::SGD>(net_->parameters(),
+                                                     torch::optim::SGDOptions(0.1).momentum(0.9));
   }
 
   // Returns all parameters and buffers, on the CPU.
