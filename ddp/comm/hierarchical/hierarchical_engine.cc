@@ -20,7 +20,7 @@ using Kind = CollectiveRequest::Kind;
 using Stream = HostLink::Stream;
 
 // Of the messages of a long array.
-constexpr size_t kMessageBytes = size_t{128} << 10;
+constexpr size_t kMessageBytes = size_t{256} << 10;
 constexpr size_t kLongestChunk = size_t{4} << 20;
 constexpr size_t kLine = 64;
 

@@ -81,7 +81,7 @@ class HierarchicalEngine {
   // ready travels behind the receiver's own data: a link without it would be idle.
   static constexpr size_t kReceivesAhead = 2;
 
-  static constexpr size_t kShortestChunk = size_t{512} << 10;
+  static constexpr size_t kShortestChunk = size_t{1} << 20;
 
   struct Header;
   struct Chunk;

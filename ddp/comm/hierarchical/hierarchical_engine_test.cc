@@ -377,8 +377,8 @@ TEST(HierarchicalEngineTest, AnAllToAllWhoseSizesDoNotFitFailsEverywhere) {
   });
 }
 
-// Long arrays go in chunks that grow with stripes and hosts: a message is not shorter than it is
-// between two hosts of two ranks.
+// Long arrays go in chunks that grow with the ranks: messages are as long as between two hosts of
+// two ranks.
 TEST(HierarchicalEngineTest, MoreHostsDoNotMakeMessagesShort) {
   const auto bytes_of_a_message = [](const std::vector<int>& sizes) {
     constexpr size_t kCount = size_t{4} << 20;
@@ -394,7 +394,7 @@ TEST(HierarchicalEngineTest, MoreHostsDoNotMakeMessagesShort) {
     const auto size = static_cast<size_t>(sizes.size());
     return 2 * (size - 1) * kCount * sizeof(float) / messages;
   };
-  EXPECT_GE(bytes_of_a_message({2, 2, 2, 2}), bytes_of_a_message({2, 2}) / 2);
+  EXPECT_GT(bytes_of_a_message({2, 2, 2, 2}), bytes_of_a_message({2, 2}) * 9 / 10);
 }
 
 TEST(HierarchicalEngineTest, RanksThatDifferAreNamedEverywhere) {

@@ -17,7 +17,7 @@ constexpr size_t kLine = 64;
 
 // An all-reduced array has at least as many chunks, where they are longer than kShortestChunk: the
 // link is idle before the first one and after the last one.
-constexpr size_t kChunksOfArray = 16;
+constexpr size_t kChunksOfArray = 8;
 
 std::vector<std::byte*> PointersTo(std::vector<std::vector<std::byte>>& list) {
   std::vector<std::byte*> pointers;
