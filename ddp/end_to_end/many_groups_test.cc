@@ -89,7 +89,7 @@ void ExpectArenasAreMappedOnce(const Held& now, int ranks) {
 void ExpectNoMore(const Held& now, const Held& before, int ranks) {
   SCOPED_TRACE(::testing::Message() << "before: " << before << "\nnow:    " << now);
   ExpectArenasAreMappedOnce(now, ranks);
-  // A slower rank may still read the board of the last group. LibTorch's threads come and go.
+  // A slower rank may still read the block of the last group. LibTorch's threads come and go.
   EXPECT_LE(now.segments, before.segments + 2);
   EXPECT_LE(now.mappings, before.mappings + 40);
   EXPECT_LE(now.descriptors, before.descriptors + 8);

@@ -294,9 +294,10 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
   while (!stop()) {
     const uint64_t epoch = epoch_.load(std::memory_order_acquire);
     const auto changed = [&] {
-      if (MayAdvance())
+      if (MayAdvance()) {
         Locked([this](Finished& finished)
                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { Advance(finished); });
+      }
       return epoch_.load(std::memory_order_acquire) != epoch;
     };
     if (group_->Wait(changed, stop, std::min(EarliestDeadline(), deadline_ns))) continue;

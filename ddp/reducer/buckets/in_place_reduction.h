@@ -26,7 +26,7 @@ namespace ddp::internal {
 // not fill an arena block alone (SoleBlockOf), or of a parameter of several models, is copied into
 // one. A gradient for which the arena has no room is summed by an all-reduce of its own at the end.
 //
-// Small gradients. CopyIn() packs them into the rank's board.
+// Small gradients. CopyIn() packs them into the rank's block.
 //
 // A sparse gradient goes through FlatBuckets.
 //
