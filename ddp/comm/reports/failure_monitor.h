@@ -75,8 +75,8 @@ class FailureMonitor : private ReportLog::Reader {
   // store has failed. A second call does nothing. Never throws.
   void Leave();
 
-  // Starts an incarnation, in which this rank may have another number. Forgets the position source,
-  // and the failures of earlier incarnations. Throws what the store throws.
+  // Starts an incarnation, with the same ranks. Forgets the position source, and the failures of
+  // earlier incarnations.
   void Begin(const Membership& membership);
   Membership membership() const;
 

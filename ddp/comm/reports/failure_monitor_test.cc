@@ -127,18 +127,6 @@ TEST_F(FailureMonitorTest, AnswersWithThePositionOfItsIncarnation) {
   EXPECT_EQ(store_->Get(ReportLog::StandingKey(1)), "left 1 7");
 }
 
-// Rank 1 of 2 goes on alone: what it reports and throws names its new number, and no peer.
-TEST_F(FailureMonitorTest, AnIncarnationMayHaveOtherMembers) {
-  FailureMonitor one(store_, {.rank = 1, .size = 2});
-  one.ReportFound({.rank = 0, .reason = "its process has ended"});
-  one.Begin({.rank = 0, .size = 1, .incarnation = 1});
-  EXPECT_FALSE(one.failed());
-  one.Report("disk full");
-  EXPECT_EQ(one.failure()->ToString(), "rank 0 failed: disk full");
-  EXPECT_THAT(store_->Keys(), Contains("log/0"));
-  EXPECT_THAT(store_->Keys(), Not(Contains("log/1"))) << "there is no peer to tell";
-}
-
 TEST_F(FailureMonitorTest, ALostStoreCausesNoException) {
   auto zero = std::make_unique<FailureMonitor>(store_, Membership{.rank = 0, .size = 2});
   store_->SetLost(true);

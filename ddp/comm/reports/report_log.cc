@@ -29,16 +29,20 @@ constexpr absl::Duration kRetryInterval = absl::Seconds(5);
 
 std::string EntryKey(int64_t entry) { return absl::StrCat("log/", entry); }
 
-// Returns the key that wakes the thread of `rank`: because the entry is there, because the rank's
-// number changes, or because the rank's own destructor ends the thread.
+// Returns the key that wakes the thread of `rank`: because the entry is there, or because the
+// rank's own destructor ends the thread.
 std::string WakeKey(int rank, int64_t entry) { return absl::StrCat("wake/", rank, "/", entry); }
 
 }  // namespace
 
 ReportLog::ReportLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupStore> watched,
                      const Membership& membership, Reader& reader)
-    : store_(std::move(store)), reader_(reader), membership_(membership) {
-  if (membership.size > 1) WriteStanding(membership);
+    : store_(std::move(store)),
+      reader_(reader),
+      rank_(membership.rank),
+      size_(membership.size),
+      membership_(membership) {
+  if (size_ > 1) store_->Set(StandingKey(rank_), absl::StrCat("process ", ProcessIdentity()));
   thread_ = std::thread([this, watched = std::move(watched)] { WatchStore(*watched); });
   pthread_setname_np(thread_.native_handle(), "ddp-failure");
 }
@@ -49,7 +53,7 @@ ReportLog::~ReportLog() {
     MutexLock lock(mutex_);
     stopping_ = true;
     stopping_changed_.NotifyAll();
-    wake_key = WakeKey(membership_.rank, next_entry_);
+    wake_key = WakeKey(rank_, next_entry_);
   }
   std::atomic<bool> store_answers{false};
   Run([&] {
@@ -57,7 +61,7 @@ ReportLog::~ReportLog() {
       store_->Set(wake_key, "1");
       store_answers = true;
     } catch (const std::exception& error) {
-      LOG(WARNING) << "rank " << membership().rank
+      LOG(WARNING) << "rank " << rank_
                    << ": the store is gone at the end of the process group: " << error.what();
     }
   });
@@ -74,22 +78,9 @@ ReportLog::~ReportLog() {
   Flush();
 }
 
-void ReportLog::WriteStanding(const Membership& membership) {
-  store_->Set(StandingKey(membership.rank), absl::StrCat("process ", ProcessIdentity()));
-}
-
 void ReportLog::Begin(const Membership& membership) {
-  Membership before;
-  int64_t entry = 0;
-  {
-    MutexLock lock(mutex_);
-    before = std::exchange(membership_, membership);
-    entry = next_entry_;
-  }
-  const bool same_place = before.rank == membership.rank;
-  if (membership.size > 1 && (!same_place || before.size == 1)) WriteStanding(membership);
-  // The thread waits under the rank's old number, for which nobody may write any more.
-  if (!same_place) store_->Set(WakeKey(before.rank, entry), "1");
+  MutexLock lock(mutex_);
+  membership_ = membership;
 }
 
 Membership ReportLog::membership() const {
@@ -98,26 +89,24 @@ Membership ReportLog::membership() const {
 }
 
 void ReportLog::Leave(int64_t collectives) {
-  Membership self;
-  std::string answer;
+  int64_t incarnation = 0;
+  bool has_answered = false;
   bool has_left = false;
   {
     MutexLock lock(mutex_);
-    self = membership_;
-    answer = answer_key_;
+    incarnation = membership_.incarnation;
+    has_answered = has_answered_;
     has_left = std::exchange(left_, true);
   }
-  if (has_left || self.size == 1) return Flush();
+  if (has_left || size_ == 1) return Flush();
   Run([&] {
     try {
-      store_->Set(StandingKey(self.rank),
-                  absl::StrCat("left ", self.incarnation, " ", collectives));
-      const GroupFailure left{.rank = self.rank, .reason = "it has left the process group"};
-      store_->SetIfNew(StoreMeeting::VerdictKey(RenewalName(self.incarnation + 1)),
-                       GoneVerdict(left));
-      if (!answer.empty()) store_->Delete(answer);
+      store_->Set(StandingKey(rank_), absl::StrCat("left ", incarnation, " ", collectives));
+      const GroupFailure left{.rank = rank_, .reason = "it has left the process group"};
+      store_->SetIfNew(StoreMeeting::VerdictKey(RenewalName(incarnation + 1)), GoneVerdict(left));
+      if (has_answered) store_->Delete(AnswerKey(rank_));
     } catch (const std::exception& error) {
-      LOG(WARNING) << "rank " << self.rank << ": could not tell the other ranks that this one "
+      LOG(WARNING) << "rank " << rank_ << ": could not tell the other ranks that this one "
                    << "leaves the process group: " << error.what();
     }
   });
@@ -148,11 +137,9 @@ std::optional<GroupFailure> ReportLog::ParseGoneVerdict(const std::string& verdi
 std::optional<LogEntry> ReportLog::Append(const LogEntry& message) {
   const std::string text = message.Serialize();
   int64_t entry = 0;
-  int size = 0;
   {
     MutexLock lock(mutex_);
     entry = next_entry_;
-    size = membership_.size;
   }
   const int64_t first = entry;
   for (;; ++entry) {
@@ -169,46 +156,41 @@ std::optional<LogEntry> ReportLog::Append(const LogEntry& message) {
   }
   std::vector<std::string> keys;
   for (int64_t missed = first; missed <= entry; ++missed) {
-    for (int rank = 0; rank < size; ++rank) keys.push_back(WakeKey(rank, missed));
+    for (int rank = 0; rank < size_; ++rank) keys.push_back(WakeKey(rank, missed));
   }
   store_->SetAll(keys, "1");
   return std::nullopt;
 }
 
 std::optional<int64_t> ReportLog::AskWhere(int64_t since_ns) {
-  LogEntry message{.kind = LogEntry::Kind::kWhere};
+  LogEntry message{.kind = LogEntry::Kind::kWhere, .rank = rank_};
   {
     MutexLock lock(mutex_);
     if (last_question_ns_ > since_ns) return std::nullopt;
-    message.rank = membership_.rank;
     message.incarnation = membership_.incarnation;
     message.number = last_question_ + 1;
   }
   if (Append(message).has_value()) return std::nullopt;
+  MutexLock lock(mutex_);
+  last_question_ = std::max(last_question_, message.number);  // before the thread has read it
   return message.number;
 }
 
 void ReportLog::WatchStore(GroupStore& store) {
   bool lost = false;
   while (true) {
-    int rank = 0;
     int64_t entry = 0;
     {
       MutexLock lock(mutex_);
       if (stopping_) return;
-      rank = membership_.rank;
       entry = next_entry_;
     }
     try {
-      const bool woken = store.Wait(WakeKey(rank, entry), kWatchSlice);
-      if (woken && !ReadEntries(store, rank)) {
-        MutexLock lock(mutex_);
-        if (stopping_) return;
-      }
+      if (store.Wait(WakeKey(rank_, entry), kWatchSlice)) ReadEntries(store, entry);
       lost = false;
     } catch (const std::exception& error) {
       // Losing the store does not stop training: collectives still have their timeouts.
-      LOG_IF(WARNING, !lost) << "rank " << rank << ": no word of failing peers until the store "
+      LOG_IF(WARNING, !lost) << "rank " << rank_ << ": no word of failing peers until the store "
                              << "answers again: " << error.what();
       lost = true;
       if (!AwaitRetry(kRetryInterval)) return;
@@ -227,32 +209,18 @@ bool ReportLog::AwaitRetry(absl::Duration interval) {
   return !stopping_;
 }
 
-// Reads all new entries of the log. Returns false when there was none: the destructor or Begin()
-// woke the thread.
-bool ReportLog::ReadEntries(GroupStore& store, int rank) {
-  bool any = false;
-  while (true) {
-    int64_t entry = 0;
-    int next_rank = 0;
-    {
-      MutexLock lock(mutex_);
-      entry = next_entry_;
-      next_rank = membership_.rank;
-    }
-    if (!store.Has({EntryKey(entry)})) {
-      if (rank != next_rank) store.Delete(WakeKey(rank, entry));  // Begin() has set it
-      return any;
-    }
+// Reads all new entries of the log, from `entry` on.
+void ReportLog::ReadEntries(GroupStore& store, int64_t entry) {
+  for (; store.Has({EntryKey(entry)}); ++entry) {
     const std::optional<LogEntry> message = LogEntry::Parse(store.Get(EntryKey(entry)));
-    if (message.has_value()) HandleMessage(store, *message, next_rank);
-    store.Delete(WakeKey(rank, entry));
+    if (message.has_value()) HandleMessage(store, *message);
+    store.Delete(WakeKey(rank_, entry));
     MutexLock lock(mutex_);
-    ++next_entry_;
-    any = true;
+    next_entry_ = entry + 1;
   }
 }
 
-void ReportLog::HandleMessage(GroupStore& store, const LogEntry& message, int rank) {
+void ReportLog::HandleMessage(GroupStore& store, const LogEntry& message) {
   if (message.kind == LogEntry::Kind::kFailure) {
     return reader_.OnFailureRead(message.incarnation,
                                  {.rank = message.rank, .reason = message.reason});
@@ -262,9 +230,9 @@ void ReportLog::HandleMessage(GroupStore& store, const LogEntry& message, int ra
     last_question_ = std::max(last_question_, message.number);
     last_question_ns_ = MonotonicNanoseconds();
     if (left_) return;
-    answer_key_ = AnswerKey(rank);
+    has_answered_ = true;
   }
-  store.Set(AnswerKey(rank),
+  store.Set(AnswerKey(rank_),
             absl::StrCat(message.number, " ", reader_.OnAsked(message.incarnation)));
 }
 

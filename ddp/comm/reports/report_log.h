@@ -57,8 +57,7 @@ class ReportLog {
   ReportLog(const ReportLog&) = delete;
   ReportLog& operator=(const ReportLog&) = delete;
 
-  // Starts an incarnation, in which this rank may have another number. Throws what the store
-  // throws.
+  // Starts an incarnation, with the same ranks.
   void Begin(const Membership& membership);
   Membership membership() const;
 
@@ -101,14 +100,15 @@ class ReportLog {
   GroupStore& store() const { return *store_; }
 
  private:
-  void WriteStanding(const Membership& membership);
   void WatchStore(GroupStore& store);
   bool AwaitRetry(absl::Duration interval);
-  bool ReadEntries(GroupStore& store, int rank);
-  void HandleMessage(GroupStore& store, const LogEntry& message, int rank);
+  void ReadEntries(GroupStore& store, int64_t entry);
+  void HandleMessage(GroupStore& store, const LogEntry& message);
 
   const std::shared_ptr<GroupStore> store_;
   Reader& reader_;
+  const int rank_;
+  const int size_;
 
   mutable Mutex mutex_;
   CondVar stopping_changed_;
@@ -118,7 +118,7 @@ class ReportLog {
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t last_question_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number seen of any AskWhere()
   int64_t last_question_ns_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string answer_key_ ABSL_GUARDED_BY(mutex_);  // of this rank's last answer, or empty
+  bool has_answered_ ABSL_GUARDED_BY(mutex_) = false;
 
   DeferredWrites deferred_;
   std::thread thread_;
