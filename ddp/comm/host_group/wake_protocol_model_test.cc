@@ -16,7 +16,7 @@
 #include <string>
 #include <utility>
 
-#include "ddp/comm/host_group/state_explorer.h"
+#include "ddp/comm/host_group/test_state_explorer.h"
 #include "gtest/gtest.h"
 
 namespace ddp::internal {

@@ -19,7 +19,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/comm/host_group/state_explorer.h"
+#include "ddp/comm/host_group/test_state_explorer.h"
 #include "gtest/gtest.h"
 
 namespace ddp::internal {

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/comm/host_group/state_explorer.h"
+#include "ddp/comm/host_group/test_state_explorer.h"
 #include "gtest/gtest.h"
 
 namespace ddp::internal {
