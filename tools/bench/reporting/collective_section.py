@@ -16,8 +16,9 @@ from reporting.figures import Rounds
 MPI_SOURCE = os.path.join(steps.HERE, "collective_benchmark_mpi.c")
 COLLECTIVES = ["allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall"]
 SIZES = [4**power for power in range(1, 15)]  # 4 B to 256 MiB
-# Four ranks' buffers of more would not fit a small machine.
-MOST_BYTES = {2: 256 << 20, 4: 64 << 20}
+# Of a rank of two, and of all ranks where there are more: buffers of more would not fit a small
+# machine.
+MOST_BYTES = 256 << 20
 CHECKED_BYTES = 4 << 20  # larger results are not compared
 MEMCPY = ("memcpy", "private")
 GLOO = ("gloo", "private")
@@ -254,7 +255,7 @@ def measure(field, collective, size, rounds, quick):
 
 def run_collectives(context, section):
     context.require_cores(2)
-    for ranks in (2, 4):
+    for ranks in context.options.ranks:
         with Field(context, ranks) as field:
             found = _run_field(context, section, field)
         section.gates += gates(found["allreduce"], ranks, context.options.ours)
@@ -262,7 +263,8 @@ def run_collectives(context, section):
 
 def _run_field(context, section, field):
     ranks = field.ranks
-    most = min(MOST_BYTES[ranks], 4 * MIB if context.quick else MOST_BYTES[ranks])
+    most = MOST_BYTES if ranks == 2 else MOST_BYTES // ranks
+    most = min(most, 4 * MIB) if context.quick else most
     sizes = [size for size in SIZES if size <= most]
     if context.quick:
         sizes = sizes[::3]
@@ -351,7 +353,7 @@ def gates(by_size, ranks, ours):
         return make(f"allreduce, {ranks} ranks, {name}", limit, *found)
 
     below, above = figures.gate_below, figures.gate_above
-    if ranks == 4:
+    if ranks != 2:
         everywhere = between(0, 1 << 40)
         name = "Gloo's time to ours, worst of all sizes"
         return [gate(above, name, 1, private, GLOO, everywhere, True)]

@@ -81,6 +81,12 @@ def parse_arguments(argv):
         default=os.environ.get("DDP_TORCH_PYTHON", ""),
         help="a Python that has PyTorch; default: the environment's DDP_TORCH_PYTHON",
     )
+    parser.add_argument(
+        "--ranks",
+        type=lambda text: [int(word) for word in text.split(",")],
+        default=[2, 4],
+        help="of the section collectives, separated by commas; default: 2,4",
+    )
     parser.add_argument("--ours", default="shm", help="our backend of the collectives, by name")
     parser.add_argument(
         "--checkpoint-folder", default="", help="on the disk to measure; default: temporary"

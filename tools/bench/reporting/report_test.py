@@ -282,8 +282,10 @@ class GatesTest(unittest.TestCase):
         gates = collective_section.gates(by_size, 2, "shm")
         self.assertEqual([gate.met for gate in gates], [False, True, True, None, False, None])
         by_size[4].shares = [0] * 5
-        (four,) = collective_section.gates({4: by_size[4]}, 4, "shm")
-        self.assertTrue(four.met)
+        for ranks in main.parse_arguments(["--ranks=4,16"]).ranks:
+            (gate,) = collective_section.gates({4: by_size[4]}, ranks, "shm")
+            self.assertTrue(gate.met)
+            self.assertIn(f"{ranks} ranks", gate.name)
 
     def test_without_our_backend_nothing_is_decided(self):
         by_size = {4: self.rounds(memcpy=1, gloo=3)}
