@@ -35,21 +35,25 @@ Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 void Work::wait() {
   if (!state_) return;
-  if (!std::exchange(state_->waited, true)) {
+  // On a stream each call counts: the current stream may be another one.
+  if (!std::exchange(state_->waited, true) || (state_->pending.on_stream && !state_->error)) {
     try {
       WaitFor(*state_);
     } catch (const std::exception&) {
       state_->error = std::current_exception();
     }
-    state_->pending.operation.reset();
-    state_->communicator.reset();
+    if (!state_->pending.on_stream || state_->error) {
+      state_->pending.operation.reset();
+      state_->communicator.reset();
+    }
   }
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
 bool Work::completed() const {
-  if (!state_ || state_->waited || !state_->future) return true;
-  return state_->future->completed();
+  if (!state_ || !state_->future) return true;
+  if (state_->pending.on_stream) return Communicator::IsComplete(state_->pending);
+  return state_->waited || state_->future->completed();
 }
 
 TensorFuture Work::future() const {

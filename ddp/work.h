@@ -33,14 +33,14 @@ class Work {
   explicit Work(std::shared_ptr<State> state);
 
   // Blocks until the result is there; on a GPU, makes the current stream wait for the result
-  // instead. Throws PeerFailedError or CommunicationError, like the blocking form, when a peer
-  // fails, is gone, or is in another collective, and after the group's timeout. A second wait()
-  // ends as the first did. Throws CommunicationError when the group was renewed or destroyed before
-  // the operation was complete; on a GPU, before this call.
+  // instead, in each call. Throws PeerFailedError or CommunicationError, like the blocking form,
+  // when a peer fails, is gone, or is in another collective, and after the group's timeout. A
+  // wait() after one that threw throws the same. Throws CommunicationError when the group was
+  // renewed or destroyed before the operation was complete; on a GPU, before this call.
   void wait();
 
-  // Returns true when the operation has ended, with a result or an error; on a GPU, when it is
-  // enqueued.
+  // Returns true when the operation has ended, with a result or an error; on a GPU, when the device
+  // has ended it.
   bool completed() const;
 
   // Returns a future whose value is the list of tensors that the operation writes (for a send:

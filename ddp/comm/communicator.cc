@@ -27,6 +27,7 @@
 #include "ddp/comm/check/collective_log.h"
 #include "ddp/comm/collective.h"
 #include "ddp/comm/completion_wait.h"
+#include "ddp/comm/device_watch.h"
 #include "ddp/comm/group_error.h"
 #include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/comm/work_future.h"
@@ -134,30 +135,32 @@ Communicator::~Communicator() {
   if (!backend_) return;
   if (options_.traits.abort != nullptr && options_.traits.abort(*backend_)) return;
   AbandonedBackends::Entry entry;
-  bool on_stream = false;
   std::move(messages_.begin(), messages_.end(), std::back_inserter(in_flight_));
   for (std::shared_ptr<Operation>& operation : in_flight_) {
     if (!operation->future->completed()) entry.futures.push_back(operation->future);
-    on_stream |=
-        operation->tensor.defined() && options_.traits.RunsOnStream(operation->tensor.device());
     entry.operations.push_back(std::move(operation));
   }
-  if (retired_ && on_stream) {
-    // NCCL's futures say nothing about its kernels, which would block the GPU.
-    entry.for_good = true;
-    try {
-      backend_->abort();
-    } catch (const std::exception& error) {
-      LOG(WARNING) << "rank " << options_.membership.rank
-                   << ": could not abort NCCL: " << error.what();
-    }
-  }
+  if (device_watch_) entry.for_good = !ShutDown();
   // A peer that was stopped in the middle of a write may go on at any time.
   entry.for_good |= options_.traits.abort != nullptr;
   if (entry.futures.empty() && !entry.for_good) return;
   entry.end_operations = options_.traits.end_operations;
   entry.backend = std::move(backend_);
   AbandonedBackends::Instance().Add(std::move(entry));
+}
+
+// Ends a backend whose operations run on streams. The destructor of NCCL's backend would abort the
+// operations in progress. Returns false when the backend had to be aborted: its futures say nothing
+// about its kernels, which would block the device.
+bool Communicator::ShutDown() {
+  if (!device_watch_->End()) return false;
+  try {
+    backend_->shutdown();
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "rank " << options_.membership.rank << ": the end of the backend "
+                 << options_.traits.name << ": " << MessageOf(error);
+  }
+  return true;
 }
 
 std::shared_ptr<Communicator::Operation> Communicator::NewOperation() {
@@ -190,6 +193,7 @@ void Communicator::ForgetComplete() {
   if (count == 0) return;
   in_flight_.erase(in_flight_.begin(), in_flight_.begin() + static_cast<int64_t>(count));
   if (log_ == nullptr) return;
+  if (device_watch_) return;  // it knows what the device has completed
   if (in_flight_.empty()) {
     log_->SetCompleteBefore(log_->launched());
   } else if (in_flight_.front()->sequence >= 0) {
@@ -211,6 +215,10 @@ const Communicator::Operation* Communicator::FailedOperation() const {
 // Throws the error of an earlier operation for which no caller has waited.
 void Communicator::ThrowForgottenError() {
   ForgetComplete();
+  if (device_watch_) {
+    device_watch_->Look();
+    if (const auto error = device_watch_->error()) FailBroken(nullptr, "an operation", *error);
+  }
   if (const Operation* failed = FailedOperation()) FailOperation(*failed);
 }
 
@@ -354,9 +362,25 @@ std::shared_ptr<Communicator::Operation> Communicator::Begin(const Collective& c
     operation->work = launch(*backend_);
     operation->future = FutureOfWork(operation->work, {collective.output});
     Finish(*operation, std::move(after));
+    Watch(*operation);
     in_flight_.push_back(operation);
   });
   return operation;
+}
+
+void Communicator::Watch(const Operation& operation) {
+  const at::Device device = operation.tensor.device();
+  if (!operation.work || !options_.traits.RunsOnStream(device)) return;
+  if (!device_watch_) {
+    device_watch_ = std::make_unique<DeviceWatch>(backend_, monitor_, log_, options_.membership,
+                                                  options_.timeout);
+  }
+  device_watch_->Add({.work = operation.work,
+                      .sequence = operation.sequence,
+                      .peer = operation.peer,
+                      .needs_all_ranks = operation.needs_all_ranks,
+                      .what = operation.what},
+                     device);
 }
 
 void Communicator::Finish(Operation& operation, AfterIt after) {
@@ -379,9 +403,12 @@ Communicator::Pending Communicator::StartMessage(bool send, at::Tensor tensor, i
     operation->tensor = pending.tensor;
     operation->what = pending.what;
     operation->peer = peer;
-    operation->future = send ? point_to_point_.Send(pending.tensor, peer, tag)
-                             : point_to_point_.Receive(pending.tensor, peer, tag);
+    auto message = send ? point_to_point_.Send(pending.tensor, peer, tag)
+                        : point_to_point_.Receive(pending.tensor, peer, tag);
+    operation->work = std::move(message.work);
+    operation->future = std::move(message.future);
     Finish(*operation, std::move(after));
+    Watch(*operation);
     messages_.push_back(operation);
     pending.operation = std::move(operation);
   });
@@ -520,6 +547,8 @@ CompletionWait::Result Communicator::Await(const Future& future, const Operation
 void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive,
                               OperationName what) {
   if (retired_) ThrowIfUnusable(what);
+  // A future on a stream is complete when it is enqueued, before a failure.
+  if (device_watch_ && monitor_->failed()) Fail(what, "a peer failed");
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
   const CompletionWait::Result result = Await(future, what);
@@ -605,8 +634,9 @@ void Communicator::FailForDeadRank(const Future& future, const OperationName& wh
 }
 
 // The path of Wait() for an operation on a stream: throws for a failure that is known already, and
-// never blocks the host.
+// never blocks the host. The operation stays, because another stream may wait for it too.
 void Communicator::OrderStreams(Pending& pending) {
+  ThrowForgottenError();
   if (monitor_->failed()) Fail(pending.what, "a peer failed");
   try {
     if (pending.operation->work) pending.operation->work->synchronize();
@@ -616,8 +646,17 @@ void Communicator::OrderStreams(Pending& pending) {
   } catch (const c10::Error& error) {
     Fail(pending.what, error.what_without_backtrace());
   }
-  pending.operation.reset();
-  ForgetComplete();
+}
+
+bool Communicator::IsComplete(const Pending& pending) {
+  if (!pending.operation) return true;
+  if (!pending.on_stream || !pending.operation->work) return pending.operation->future->completed();
+  return pending.operation->work->isCompleted();
+}
+
+DeviceProof Communicator::Prove(at::Device device) {
+  if (!device_watch_ || !options_.traits.RunsOnStream(device)) return nullptr;
+  return device_watch_->Mark(device);
 }
 
 Communicator::Pending Communicator::StartBarrier(at::Device device, OperationName what) {

@@ -16,6 +16,7 @@
 #include "ddp/comm/check/operation_name.h"
 #include "ddp/comm/collective.h"
 #include "ddp/comm/completion_wait.h"
+#include "ddp/comm/device_proof.h"
 #include "ddp/comm/point_to_point.h"
 #include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/membership.h"
@@ -32,6 +33,7 @@ namespace ddp::internal {
 
 class CollectiveCheck;
 class CollectiveLog;
+class DeviceWatch;
 
 // Starts operations on a c10d backend, and waits for them on behalf of all of ddp/. A wait ends
 // when the operation is complete, another operation has failed, a peer has reported a failure, or
@@ -50,12 +52,14 @@ class CollectiveLog;
 // unfinished operation: LibTorch 2.11's Gloo cannot abort. The destructor does not wait for
 // unfinished operations: it keeps the backend and these tensors alive. The constructor of a later
 // communicator frees them once all these operations have ended. The exit of the process ends them
-// (see AbandonedBackends). On a GPU, the destructor of a retired communicator with unfinished
-// operations aborts the backend, and keeps both until the process ends.
+// (see AbandonedBackends).
 //
-// Streams. Where the backend runs operations on streams (a GPU; see BackendTraits), Wait() makes
-// the current stream wait and does not block the host. The next Wait() after a failure report
-// throws. NCCL's own watchdog finds a broken operation, after the timeout.
+// Streams. Where the backend runs operations on streams (see BackendTraits::RunsOnStream()), Wait()
+// makes the current stream wait and does not block the host. A DeviceWatch finds an operation that
+// does not complete, and aborts the backend after a failure report; the next call throws. What the
+// device computes meanwhile may be wrong: see Prove(). The destructor waits until the device has
+// completed the operations, and shuts the backend down; an aborted one is kept until the process
+// ends.
 //
 // Tensors. Complex numbers are summed as pairs of real numbers. In an all-reduce, a sparse (COO)
 // tensor may have different indices on every rank; after Wait() it holds the sum. On LibTorch's
@@ -152,13 +156,12 @@ class Communicator {
   // only by WaitFuture().
   static Future FutureOf(const Pending& pending);
 
-  // Blocks until the operation is complete. On a GPU it does not block: the current stream waits.
-  // Afterwards the tensor may be read. On a CPU, an operation that completes within 200 ms of
-  // a peer's failure report still counts as complete.
-  // Throws PeerFailedError when a peer has failed, and CommunicationError on a timeout or a network
-  // error. The communicator is then retired, and this rank has sent the peers a failure report if
-  // none was known. Throws CommunicationError when the group was renewed since the operation
-  // started.
+  // Blocks until the operation is complete. On a stream it does not block: the current stream
+  // waits, in each call. Afterwards the tensor may be read. On a CPU, an operation that completes
+  // within 200 ms of a peer's failure report still counts as complete. Throws PeerFailedError when
+  // a peer has failed, and CommunicationError on a timeout or a network error. The communicator is
+  // then retired, and this rank has sent the peers a failure report if none was known. Throws
+  // CommunicationError when the group was renewed since the operation started.
   void Wait(Pending& pending);
 
   // Waits like Wait() for any future that the peers wait for as well, such as a comm hook's.
@@ -167,6 +170,15 @@ class Communicator {
   // Throws as Wait(). Throws ReductionError, naming `what`, for an error that no operation of this
   // communicator caused, such as an exception in a hook's `then`; the peers get a failure report.
   void WaitFuture(const Future& future, std::vector<at::Tensor> keep_alive, OperationName what);
+
+  // Returns true when the operation has ended, with a result or an error; on a stream, when the
+  // device has ended it. Does not block.
+  static bool IsComplete(const Pending& pending);
+
+  // Returns the proof that the device has computed what the current stream of `device` has so far
+  // from complete results. Null where operations run on no stream, or none has started: the host
+  // has waited for them.
+  DeviceProof Prove(at::Device device);
 
   // Starts a barrier. `device` is the one on which the backend needs its tensors. Errors: as
   // Start().
@@ -214,6 +226,8 @@ class Communicator {
   void ThrowForgottenError();
   [[noreturn]] void FailOperation(const Operation& operation);
   void OrderStreams(Pending& pending);
+  void Watch(const Operation& operation);
+  bool ShutDown();
   std::string LateRanks(const Future& future, const OperationName& what);
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
   void FailForDeadRank(const Future& future, const OperationName& what);
@@ -233,6 +247,7 @@ class Communicator {
   const std::shared_ptr<CollectiveLog> log_;
   Inquiry inquiry_;
   PointToPoint point_to_point_;
+  std::unique_ptr<DeviceWatch> device_watch_;  // null before the first operation on a stream
   Pending barrier_;
   bool retired_ = false;
   bool after_sparse_ = false;  // the last collective was a sparse all-reduce: see AwaitSparse()

@@ -73,6 +73,10 @@ WorkFuture FutureOfBoth(const WorkPtr& first, const WorkPtr& second, std::functi
 PointToPoint::PointToPoint(c10::intrusive_ptr<c10d::Backend> backend, bool matches_tags)
     : backend_(std::move(backend)), matches_tags_(matches_tags) {}
 
+PointToPoint::Message PointToPoint::WithoutHeader(const WorkPtr& work, const at::Tensor& tensor) {
+  return {.future = FutureOfWork(work, {tensor}), .work = work};
+}
+
 PointToPoint::Tags PointToPoint::TagsOf(const at::Tensor& tensor, int tag, int64_t number) {
   const auto hash = [](const std::array<int64_t, 4>& numbers) {
     return static_cast<int>(XXH3_64bits(numbers.data(), sizeof(numbers)) & 0x3fffffff);
@@ -81,23 +85,23 @@ PointToPoint::Tags PointToPoint::TagsOf(const at::Tensor& tensor, int tag, int64
           .body = hash({tag, number, static_cast<int64_t>(tensor.scalar_type()), tensor.numel()})};
 }
 
-WorkFuture PointToPoint::Send(const at::Tensor& tensor, int peer, int tag) {
+PointToPoint::Message PointToPoint::Send(const at::Tensor& tensor, int peer, int tag) {
   if (!matches_tags_) {
-    if (tensor.numel() == 0) return CompleteFuture({tensor});
-    return FutureOfWork(SendTensor(*backend_, tensor, peer, tag), {tensor});
+    if (tensor.numel() == 0) return {.future = CompleteFuture({tensor}), .work = nullptr};
+    return WithoutHeader(SendTensor(*backend_, tensor, peer, tag), tensor);
   }
   const Tags tags = TagsOf(tensor, tag, sent_[{peer, tag}]++);
   const at::Tensor header = HeaderOf(tensor);
   const WorkPtr first = SendTensor(*backend_, header, peer, tags.header);
   WorkPtr second;
   if (tensor.numel() > 0) second = SendTensor(*backend_, Bytes(tensor), peer, tags.body);
-  return FutureOfBoth(first, second, nullptr, tensor);
+  return {.future = FutureOfBoth(first, second, nullptr, tensor), .work = nullptr};
 }
 
-WorkFuture PointToPoint::Receive(const at::Tensor& tensor, int peer, int tag) {
+PointToPoint::Message PointToPoint::Receive(const at::Tensor& tensor, int peer, int tag) {
   if (!matches_tags_) {
-    if (tensor.numel() == 0) return CompleteFuture({tensor});
-    return FutureOfWork(ReceiveTensor(*backend_, tensor, peer, tag), {tensor});
+    if (tensor.numel() == 0) return {.future = CompleteFuture({tensor}), .work = nullptr};
+    return WithoutHeader(ReceiveTensor(*backend_, tensor, peer, tag), tensor);
   }
   const Tags tags = TagsOf(tensor, tag, received_[{peer, tag}]++);
   const at::Tensor expected = HeaderOf(tensor);
@@ -110,7 +114,7 @@ WorkFuture PointToPoint::Receive(const at::Tensor& tensor, int peer, int tag) {
     throw CommunicationError(absl::StrCat("rank ", peer, " sends ", Describe(header),
                                           ", and this rank receives ", Describe(expected)));
   };
-  return FutureOfBoth(first, second, check, tensor);
+  return {.future = FutureOfBoth(first, second, check, tensor), .work = nullptr};
 }
 
 }  // namespace ddp::internal

@@ -12,6 +12,7 @@
 
 namespace c10d {
 class Backend;
+class Work;
 }  // namespace c10d
 
 namespace ddp::internal {
@@ -35,17 +36,24 @@ class PointToPoint {
   // `matches_tags`: the backend matches messages by tag, so a message has two parts, as with Gloo.
   PointToPoint(c10::intrusive_ptr<c10d::Backend> backend, bool matches_tags);
 
+  struct Message {
+    WorkFuture future;
+    c10::intrusive_ptr<c10d::Work> work;  // null: the message has two parts, or none
+  };
+
   // Start one half of a message and do not wait. `tensor` is contiguous and must not change until
   // the future is complete. The future's value is a list of `tensor`, or the backend's own value.
   // Throws what the backend throws; the future has the error of a message that fails later.
-  WorkFuture Send(const at::Tensor& tensor, int peer, int tag);
-  WorkFuture Receive(const at::Tensor& tensor, int peer, int tag);
+  Message Send(const at::Tensor& tensor, int peer, int tag);
+  Message Receive(const at::Tensor& tensor, int peer, int tag);
 
  private:
   struct Tags {
     int header = 0;
     int body = 0;
   };
+  static Message WithoutHeader(const c10::intrusive_ptr<c10d::Work>& work,
+                               const at::Tensor& tensor);
   static Tags TagsOf(const at::Tensor& tensor, int tag, int64_t number);
 
   const c10::intrusive_ptr<c10d::Backend> backend_;

@@ -79,9 +79,9 @@ class Mailbox : public c10d::Backend {
   std::map<int, at::Tensor> sent_;
 };
 
-std::string ErrorOf(const WorkFuture& future) {
+std::string ErrorOf(const PointToPoint::Message& message) {
   try {
-    future->waitAndThrow();
+    message.future->waitAndThrow();
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -142,15 +142,15 @@ TEST_F(PointToPointTest, AMessageIsCompleteWithTheFuturesOfItsParts) {
   const auto promises = c10::make_intrusive<Promises>();
   PointToPoint messages(promises, /*matches_tags=*/true);
   const at::Tensor tensor = at::ones({4});
-  const WorkFuture sent = messages.Send(tensor, 1, 0);
+  const PointToPoint::Message sent = messages.Send(tensor, 1, 0);
   promises->Complete(1);
-  EXPECT_FALSE(sent->completed());
+  EXPECT_FALSE(sent.future->completed());
   promises->Complete(0);
-  ASSERT_TRUE(sent->completed());
-  EXPECT_TRUE(sent->value().toTensorVector().at(0).is_same(tensor));
-  const WorkFuture received = messages.Receive(tensor, 1, 0);
+  ASSERT_TRUE(sent.future->completed());
+  EXPECT_TRUE(sent.future->value().toTensorVector().at(0).is_same(tensor));
+  const PointToPoint::Message received = messages.Receive(tensor, 1, 0);
   promises->Complete(2);  // with a header of zeros
-  ASSERT_TRUE(received->completed());
+  ASSERT_TRUE(received.future->completed());
   EXPECT_THAT(ErrorOf(received), HasSubstr("and this rank receives 4 elements of Float"));
 }
 

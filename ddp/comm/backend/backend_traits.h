@@ -75,7 +75,7 @@ struct BackendTraits {
   // Returns true when operations on tensors of `device` run on streams of that device. The host may
   // continue as soon as the backend has enqueued such an operation: a wait makes the current stream
   // wait, and does not block the host.
-  bool RunsOnStream(at::Device device) const { return device.is_cuda(); }
+  bool RunsOnStream(at::Device device) const { return !device.is_cpu(); }
 };
 
 }  // namespace ddp::internal

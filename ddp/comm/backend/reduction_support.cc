@@ -37,6 +37,7 @@ std::string SharedMemoryRefusal(ReduceOp op, at::ScalarType type) {
 }
 
 std::string NcclRefusal(ReduceOp op, at::ScalarType type) {
+  if (type == at::kShort) return "NCCL does not reduce Short. Convert with .to(...)";
   return IsBitwise(op) ? "NCCL has no bitwise operations" : "";
 }
 
