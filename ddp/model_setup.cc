@@ -125,6 +125,12 @@ void CheckPlacement(const DistributedDataParallelOptions& options, const ModelTe
         "it without DistributedDataParallel");
   }
   tensors.CheckDevices(group.device(), group.backend());
+  for (const auto& item : tensors.trainable) {
+    if (!item.sparse || group.device().is_cpu()) continue;
+    throw ConfigurationError(absl::StrCat(
+        "parameter ", item.name, " gets sparse gradients, which the backend ", group.backend(),
+        " does not reduce on ", group.device().str(), ": set sparse(false) in its Embedding"));
+  }
   if (options.device_ids.empty()) return;
   const int wanted = options.device_ids.front();
   for (const NamedTensor& item : tensors.parameters) {

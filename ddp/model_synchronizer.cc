@@ -79,6 +79,8 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
   wrapped_ = std::make_unique<WrappedParameters>(tensors);
   reducer_ = std::make_unique<Reducer>(std::move(reduced), ReducedOver(), reducer_options);
   reducer_->set_on_first_pass([this] { AgreeOnHooks(); });
+  reducer_->set_on_doubt(
+      [this] { ReplicaCheck::Compare(Tensors().parameters, iteration_, group_->communicator()); });
   reducer_->set_on_complete([this] { OnReductionComplete(); });
   reducer_->set_on_bare_backward([this](const std::string& name) { WarnOfBareBackward(name); });
   reducer_->set_on_unused(

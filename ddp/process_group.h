@@ -98,6 +98,14 @@ struct ProcessGroupOptions {
 // killed or has left. Then every further call throws PeerFailedError with its number. Under ddprun,
 // let that exception end the process; the job continues in a new generation.
 //
+// On a device with streams, backward() of a DistributedDataParallel returns before the averages are
+// there, and so does the optimizer's step. A failure may come in between: the step then uses
+// gradients of a reduction that was aborted. No such step stays in silence: after renew(), the next
+// backward throws ReductionError on every rank, once. Load model and optimizer from a checkpoint on
+// every rank. The backward after that compares the parameters of all ranks, and throws as long as
+// they differ. It also does so, on the CPU too, when the ranks have completed different numbers of
+// backwards before the failure.
+//
 // With Gloo, the process ignores SIGPIPE once a group exists, unless the program handles it. A
 // broken connection is then an error and does not end the process.
 //

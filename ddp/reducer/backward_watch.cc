@@ -9,6 +9,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
@@ -20,31 +22,40 @@ namespace ddp::internal {
 // Reports the end of a backward. Lives as long as the graph task that owns its callback.
 class BackwardWatch::Token {
  public:
-  Token(std::weak_ptr<BackwardWatch*> watch, int task) : watch_(std::move(watch)), task_(task) {}
+  Token(std::shared_ptr<Self> self, int task) : self_(std::move(self)), task_(task) {}
+  // On a device, autograd's thread may come here after backward() has thrown on the caller's.
   ~Token() {
-    const auto watch = watch_.lock();
-    if (!ended_ && watch) (*watch)->Leave(task_, /*with_exception=*/true);
+    if (!ended_) Leave(/*with_exception=*/true);
   }
   Token(const Token&) = delete;
   Token& operator=(const Token&) = delete;
 
   void End() {
     ended_ = true;
-    if (const auto watch = watch_.lock()) (*watch)->Leave(task_, /*with_exception=*/false);
+    Leave(/*with_exception=*/false);
   }
 
  private:
-  const std::weak_ptr<BackwardWatch*> watch_;
+  void Leave(bool with_exception) {
+    const EngineLock::Scope lock(*self_->lock);
+    if (self_->watch != nullptr) self_->watch->Leave(task_, with_exception);
+  }
+
+  const std::shared_ptr<Self> self_;
   const int task_;
   bool ended_ = false;
 };
 
 namespace {
 
+// How long the threads of autograd may need to end a backward that has thrown.
+constexpr absl::Duration kLongestEnd = absl::Seconds(10);
+constexpr absl::Duration kEndLook = absl::Milliseconds(10);
+
 // The synchronized forwards of this process whose graphs may be alive.
 struct Forwards {
   struct Entry {
-    std::weak_ptr<BackwardWatch*> watch;
+    std::weak_ptr<BackwardWatch*> watch;  // expired: it has ended
     std::weak_ptr<ForwardRecord> record;
   };
   Mutex mutex;
@@ -95,12 +106,17 @@ void CheckForwardInContext(const ForwardRecord& record) {
       "reduction. Make each forward of the context a synchronized one");
 }
 
-BackwardWatch::BackwardWatch(Observer* observer)
-    : observer_(observer), self_(std::make_shared<BackwardWatch*>(this)) {
+BackwardWatch::BackwardWatch(Observer* observer, std::shared_ptr<EngineLock> lock)
+    : observer_(observer),
+      self_(std::make_shared<Self>(Self{.lock = std::move(lock), .watch = this})),
+      alive_(std::make_shared<BackwardWatch*>(this)) {
   GradientContext::SetFailureHandler(&OnContextFailure);
 }
 
-BackwardWatch::~BackwardWatch() = default;
+BackwardWatch::~BackwardWatch() {
+  const EngineLock::Scope lock(*self_->lock);
+  self_->watch = nullptr;
+}
 
 bool BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
                           const std::shared_ptr<ForwardRecord>& record) {
@@ -113,24 +129,38 @@ bool BackwardWatch::Watch(const std::vector<at::Tensor>& outputs,
       all = false;
       continue;
     }
-    outputs[i].register_hook(
-        [watch = std::weak_ptr<BackwardWatch*>(self_), record, i](const at::Tensor&) {
-          const auto enter = [watch, record, i] {
-            const auto alive = watch.lock();
-            if (!alive) return CheckReducedBefore(*record, i);
-            (*alive)->Enter(record, i);
-          };
-          const auto events = GradientContext::OfHook();
-          events == nullptr ? enter() : events->Post(enter);
-        });
+    outputs[i].register_hook([self = self_, record, i](const at::Tensor&) {
+      const auto enter = [self, record, i] {
+        const EngineLock::Scope lock(*self->lock);
+        if (self->watch == nullptr) return CheckReducedBefore(*record, i);
+        self->watch->Enter(record, i);
+      };
+      const auto events = GradientContext::OfHook();
+      events == nullptr ? enter() : events->Post(enter);
+    });
   }
   if (record->synchronized && GradientContext::possible()) {
     Forwards& forwards = AllForwards();
     const MutexLock lock(forwards.mutex);
     std::erase_if(forwards.entries, [](const auto& entry) { return entry.record.expired(); });
-    forwards.entries.push_back({.watch = self_, .record = record});
+    forwards.entries.push_back({.watch = alive_, .record = record});
   }
   return all;
+}
+
+void BackwardWatch::AwaitEnd() const {
+  if (!self_->lock->enabled() || BackwardTask() >= 0) return;
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + kLongestEnd;
+  while (clock.Now() < deadline) {
+    {
+      const EngineLock::Scope lock(*self_->lock);
+      if (current_.task < 0) return;
+    }
+    MutexLock lock(left_mutex_);
+    left_.WaitFor(left_mutex_, kEndLook);
+  }
+  LOG(WARNING) << "a backward has not ended within " << absl::FormatDuration(kLongestEnd);
 }
 
 void BackwardWatch::Begin(int task) {
@@ -200,6 +230,7 @@ void BackwardWatch::Leave(int task, bool with_exception) {
   if (with_exception) {
     observer_->OnBackwardException();
     current_ = {};
+    left_.NotifyAll();
     return;
   }
   RecordCreatedNodes();

@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "base/mutex.h"
+#include "ddp/reducer/engine_lock.h"
 #include "ddp/reducer/pass/forward_record.h"
 
 namespace ddp::internal {
@@ -32,7 +34,7 @@ void CheckForwardInContext(const ForwardRecord& record);
 // A backward that runs inside another one (re-entrant checkpointing) does not pass the outputs
 // again. The watch sees only the outer one.
 //
-// Thread-compatible: a forward and a backward never use it at once.
+// Thread-compatible: a forward and a backward never use it at once, except under the EngineLock.
 class BackwardWatch {
  public:
   class Observer {
@@ -55,10 +57,11 @@ class BackwardWatch {
     bool collectives = false;  // some forward that it has gone through has `collectives`
   };
 
-  // `observer` must outlive the watch. Outputs may outlive both. After the watch has ended, a
+  // `observer` must outlive the watch, which takes `lock` around the observer's calls. Outputs may
+  // outlive both. After the watch has ended, a
   // backward through an output of a synchronized forward that is not reduced throws ReductionError:
   // its gradients would stay on this rank. torch::autograd::grad() still works.
-  explicit BackwardWatch(Observer* observer);
+  BackwardWatch(Observer* observer, std::shared_ptr<EngineLock> lock);
   ~BackwardWatch();
   BackwardWatch(const BackwardWatch&) = delete;
   BackwardWatch& operator=(const BackwardWatch&) = delete;
@@ -69,8 +72,17 @@ class BackwardWatch {
 
   const Backward& current() const { return current_; }
 
+  // Blocks until the last backward has ended on autograd's threads: on a device, backward() may
+  // throw before. Returns at once within a backward, and without a lock.
+  void AwaitEnd() const;
+
  private:
   class Token;
+  // Shared with hooks and callbacks, which may outlive the watch.
+  struct Self {
+    std::shared_ptr<EngineLock> lock;
+    BackwardWatch* watch = nullptr;  // null: it has ended
+  };
 
   void Begin(int task);
   // Throws ConfigurationError as CheckForwardInContext().
@@ -81,8 +93,11 @@ class BackwardWatch {
   void Leave(int task, bool with_exception);
 
   Observer* const observer_;
-  const std::shared_ptr<BackwardWatch*> self_;  // held weakly by hooks that outlive the watch
+  const std::shared_ptr<Self> self_;
+  const std::shared_ptr<BackwardWatch*> alive_;  // held weakly by the list of forwards
   Backward current_;
+  mutable Mutex left_mutex_;
+  mutable CondVar left_;  // after an exception
 
   // Of the current backward.
   bool creates_graph_ = false;

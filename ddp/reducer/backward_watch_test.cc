@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "ddp/common/error.h"
+#include "ddp/reducer/engine_lock.h"
 #include "ddp/reducer/pass/forward_record.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -40,7 +41,8 @@ class BackwardWatchTest : public ::testing::Test, private BackwardWatch::Observe
   std::vector<std::string> events_;
   bool seen_ = false;
   bool throws_at_end_ = false;
-  std::optional<BackwardWatch> watch_{std::in_place, static_cast<BackwardWatch::Observer*>(this)};
+  std::optional<BackwardWatch> watch_{std::in_place, static_cast<BackwardWatch::Observer*>(this),
+                                      std::make_shared<EngineLock>()};
 
  private:
   void OnBackwardBegin() override { Note("begin"); }

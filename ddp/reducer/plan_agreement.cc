@@ -70,20 +70,27 @@ BucketPlan PlanOrThrow(absl::StatusOr<BucketPlan> plan) {
 
 // The minimum over all ranks of every number, and of its negative, equals this rank's own when all
 // ranks have the same.
-PlanComparison ComparePlans(const BucketPlan& plan, bool rebuilt, bool rebuild_requested,
-                            ReducerGroup& group) {
+PlanComparison ComparePlans(const BucketPlan& plan, const PassRecord& record, ReducerGroup& group) {
   std::vector<int32_t> words = plan.Encode();
-  words.push_back(rebuilt ? 1 : 0);
-  const size_t count = words.size();
-  for (size_t i = 0; i < count; ++i) words.push_back(-words[i]);
-  words.push_back(rebuild_requested ? 0 : 1);
+  words.push_back(record.rebuilt ? 1 : 0);
+  const auto of_plan = static_cast<int64_t>(words.size());
+  words.push_back(static_cast<int32_t>(record.passes));
+  const auto count = static_cast<int64_t>(words.size());
+  for (int64_t i = 0; i < count; ++i) words.push_back(-words[i]);
+  words.push_back(record.rebuild_requested ? 0 : 1);
+  words.push_back(-static_cast<int32_t>(record.doubt));
   const at::Tensor least = at::tensor(words, at::kInt).to(group.device());
   Communicator::Pending pending = group.communicator().AllReduceMin(
       least, {"the agreement on gradient buckets after a failure"});
   group.communicator().Wait(pending);
   const std::vector<int32_t> found = ToVector(least);
-  return {.equal = std::equal(words.begin(), words.end() - 1, found.begin()),
-          .rebuild_requested = found.back() == 0};
+  const auto equal = [&](int64_t begin, int64_t end) {
+    return std::equal(words.begin() + begin, words.begin() + end, found.begin() + begin);
+  };
+  return {.equal = equal(0, of_plan) && equal(count, count + of_plan),
+          .rebuild_requested = found[2 * count] == 0,
+          .equal_passes = equal(of_plan, count) && equal(count + of_plan, 2 * count),
+          .doubt = static_cast<PassRecord::Doubt>(-found.back())};
 }
 
 BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::Tensor>& tensors,

@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "ddp/comm/debug_level.h"
 #include "ddp/common/error.h"
+#include "ddp/common/host_tensor.h"
 #include "ddp/common/logging.h"
 #include "ddp/common/name_list.h"
 #include "ddp/reducer/buckets/flat_buckets.h"
@@ -69,6 +70,8 @@ Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup
 }
 
 Reducer::~Reducer() {
+  watch_.AwaitEnd();
+  const EngineLock::Scope lock(*lock_);
   gradient_hooks_.Remove();
   core_.OnDestruction();
   try {
@@ -79,6 +82,7 @@ Reducer::~Reducer() {
 }
 
 void Reducer::FollowParameters(std::optional<BucketPlan> plan) {
+  const EngineLock::Scope lock(*lock_);
   at::NoGradGuard no_grad;
   gradient_hooks_.Remove();
   for (const Parameter& parameter : parameters_) {
@@ -178,17 +182,24 @@ void Reducer::UsePlan(BucketPlan plan) {
 }
 
 void Reducer::Reset(std::shared_ptr<ReducerGroup> group) {
+  const EngineLock::Scope lock(*lock_);
   Clear(std::move(group), /*unsettled=*/false);
   TakeFirstPlan();
 }
 
 void Reducer::ResetAfterFailure(std::shared_ptr<ReducerGroup> group) {
+  const EngineLock::Scope lock(*lock_);
+  if (proof_ && *proof_ != DeviceOutcome::kProven) doubt_ = PassRecord::Doubt::kUnproven;
+  proof_ = nullptr;
   Clear(std::move(group), /*unsettled=*/true);
   SetPlan(BucketPlan(plan()));
 }
 
 void Reducer::Clear(std::shared_ptr<ReducerGroup> group, bool unsettled) {
   group_ = std::move(group);
+  on_device_ = !group_->device().is_cpu();
+  if (on_device_) lock_->Enable();
+  streams_.Clear();
   core_.Reset(group_->rank(), unsettled);
   searched_.clear();
   iteration_ = 0;
@@ -196,19 +207,49 @@ void Reducer::Clear(std::shared_ptr<ReducerGroup> group, bool unsettled) {
   ready_ns_.clear();
 }
 
-// The buckets need the parameters' own types, also inside a backward that lowers them.
-void Reducer::ReturnToFirstPlan() {
+// Calls `function` while the parameters have their own types, also inside a backward that lowers
+// them.
+void Reducer::InOwnTypes(const std::function<void()>& function) {
   const bool in_backward = watch_.current().task >= 0;
   if (in_backward && callbacks_.end) callbacks_.end();
-  TakeFirstPlan();
+  function();
   if (in_backward && callbacks_.begin) callbacks_.begin();
+}
+
+void Reducer::ReturnToFirstPlan() {
+  InOwnTypes([this] { TakeFirstPlan(); });
   core_.OnFirstPlanTaken();
 }
 
 void Reducer::AgreeOnPlan() {
-  const PlanComparison comparison =
-      ComparePlans(plan(), core_.rebuilt(), core_.rebuild_requested(), *group_);
+  const PlanComparison comparison = ComparePlans(plan(),
+                                                 {.rebuilt = core_.rebuilt(),
+                                                  .rebuild_requested = core_.rebuild_requested(),
+                                                  .passes = complete_passes_,
+                                                  .doubt = doubt_},
+                                                 *group_);
+  ResolveDoubt(comparison);
   core_.OnPlanAgreed(comparison.equal, comparison.rebuild_requested);
+}
+
+void Reducer::ResolveDoubt(const PlanComparison& comparison) {
+  complete_passes_ = 0;
+  if (comparison.equal_passes && comparison.doubt == PassRecord::Doubt::kNone) return;
+  doubt_ = PassRecord::Doubt::kTold;
+  if (comparison.doubt == PassRecord::Doubt::kUnproven) {
+    throw ReductionError(
+        "a failure has aborted a reduction of gradients after the backward had returned, so the "
+        "optimizer may have stepped on wrong gradients: load model and optimizer from a checkpoint "
+        "on every rank");
+  }
+  if (on_doubt_) InOwnTypes(on_doubt_);
+  doubt_ = PassRecord::Doubt::kNone;
+}
+
+// Notes the end of a pass. See ResetAfterFailure().
+void Reducer::Prove() {
+  ++complete_passes_;
+  proof_ = group_->communicator().Prove(group_->device());
 }
 
 void Reducer::RegisterHook(std::string name, CommHookRounds rounds) {
@@ -237,11 +278,14 @@ void Reducer::RequestRebuild() {
 }
 
 void Reducer::CheckFinished() {
+  watch_.AwaitEnd();
+  const EngineLock::Scope lock(*lock_);
   core_.OnCheck();
   Run();
 }
 
 void Reducer::SetManualFinalization(bool manual) {
+  const EngineLock::Scope lock(*lock_);
   core_.SetManual(manual);
   Run();
 }
@@ -254,6 +298,7 @@ bool Reducer::ends_after_backward() const {
 }
 
 void Reducer::FinalizeBackward(bool within) {
+  const EngineLock::Scope lock(*lock_);
   core_.OnFinalize(within);
   Run();
 }
@@ -261,6 +306,7 @@ void Reducer::FinalizeBackward(bool within) {
 void Reducer::BeginForward() { first_node_ = at::sequence_number::peek(); }
 
 void Reducer::EndForward(const std::vector<at::Tensor>& outputs, const ForwardEnd& end) {
+  const EngineLock::Scope lock(*lock_);
   const auto record =
       std::make_shared<ForwardRecord>(ForwardRecord{.synchronized = end.synchronize,
                                                     .collectives = end.collectives,
@@ -283,10 +329,14 @@ void Reducer::EndForward(const std::vector<at::Tensor>& outputs, const ForwardEn
 // The hot path: only array accesses, for every gradient. Most gradients go into their bucket and
 // ask for nothing else.
 void Reducer::OnGradient(int parameter, const at::Tensor& input) {
+  const EngineLock::Scope lock(*lock_);
   hooked_parameter_ = parameter;
   hook_input_ = &input;
   const auto forget = absl::MakeCleanup([this] { hooked_parameter_ = -1; });
-  if (!ready_ns_.empty()) ready_ns_[parameter] = MonotonicNanoseconds();
+  if (!ready_ns_.empty()) NoteReady(parameter);
+  if (on_device_ && !tensors_[parameter].is_cpu()) {
+    streams_.AddCurrent(tensors_[parameter].device());
+  }
   const bool defined = GradientOf(tensors_[parameter]).defined();
   if (core_.OnPlainGradient(parameter, defined)) {
     return Do({.kind = PassAction::Kind::kCopyIn,
@@ -301,6 +351,35 @@ void Reducer::OnGradient(int parameter, const at::Tensor& input) {
   }
   core_.OnGradient(parameter, defined, View());
   Run();
+}
+
+void Reducer::NoteReady(int parameter) {
+  ready_ns_[parameter] = MonotonicNanoseconds();
+  const at::Device device = tensors_[parameter].device();
+  if (device.is_cpu()) return;
+  c10::Event event(device.type(), c10::EventFlag::BACKEND_DEFAULT);  // with a time
+  event.record(CurrentStream(device));
+  ready_events_.insert_or_assign(parameter, std::move(event));
+}
+
+// Replaces the times of the host by those of the device, which begin with its first gradient.
+void Reducer::TakeDeviceTimes() {
+  const auto first = std::min_element(
+      ready_events_.begin(), ready_events_.end(),
+      [this](const auto& a, const auto& b) { return ready_ns_[a.first] < ready_ns_[b.first]; });
+  if (first == ready_events_.end()) return;
+  first->second.synchronize();
+  std::map<int, int64_t> elapsed_ns;
+  for (const auto& [parameter, event] : ready_events_) {
+    if (parameter == first->first) continue;
+    event.synchronize();
+    elapsed_ns[parameter] = static_cast<int64_t>(first->second.elapsedTime(event) * 1e6);
+  }
+  ready_ns_[first->first] = current_times_.first_gradient_ns;
+  for (const auto& [parameter, ns] : elapsed_ns) {
+    ready_ns_[parameter] = current_times_.first_gradient_ns + ns;
+  }
+  ready_events_.clear();
 }
 
 // Finds the forwards of a backward that has gone through none of their outputs, once for each
@@ -364,8 +443,10 @@ void Reducer::OnBackwardException() {
 }
 
 void Reducer::Shadow(PassParts parts, PassStart start) {
+  const EngineLock::Scope lock(*lock_);
   core_.OnShadow(parts, start);
   Run();
+  Prove();
 }
 
 // ---- Actions.
@@ -400,6 +481,7 @@ bool Reducer::DoInBucket(const PassAction& action) {
       buckets_->CopyIn(action.index, action.index == hooked_parameter_ ? *hook_input_ : kNoInput);
       return true;
     case PassAction::Kind::kFinishCopyIn:
+      JoinStreams(action.index);
       buckets_->FinishCopyIn(action.index);
       return true;
     case PassAction::Kind::kLaunch:
@@ -442,7 +524,10 @@ bool Reducer::DoAtBeginning(const PassAction& action) {
       if (on_bare_backward_) on_bare_backward_(parameters_[action.index].name);
       return true;
     case PassAction::Kind::kCallAtEnd:
-      AtBackwardEnd([this] { OnBackwardEnd(); });
+      AtBackwardEnd([this] {
+        const EngineLock::Scope lock(*lock_);
+        OnBackwardEnd();
+      });
       return true;
     case PassAction::Kind::kAnnounce: {
       const Announce announce = announce_;  // a call may end the Join and unset announce_
@@ -484,6 +569,7 @@ void Reducer::DoAtEnd(const PassAction& action) {
   switch (action.kind) {
     case PassAction::Kind::kFinishAtEnd:
       AtBackwardEnd([this] {
+        const EngineLock::Scope lock(*lock_);
         core_.Finish();
         Run();
       });
@@ -509,6 +595,8 @@ void Reducer::DoAtEnd(const PassAction& action) {
       current_times_.complete_ns = MonotonicNanoseconds();
       times_ = current_times_;
       if (on_complete_) on_complete_();
+      Prove();
+      streams_.Clear();
       return;
     case PassAction::Kind::kReport:
       group_->report_failure(*core_.error());
@@ -592,16 +680,30 @@ void Reducer::AgreeOnSkipped() {
   group_->communicator().Wait(pending);
 }
 
+// The gradients of a bucket may come on several streams. One that was allocated on another stream
+// than the current one stays until the current one has read it.
+void Reducer::JoinStreams(int bucket) {
+  if (!on_device_ || !streams_.Join()) return;
+  for (const int index : plan().buckets()[bucket].parameters) {
+    const at::Tensor& gradient = GradientOf(tensors_[index]);
+    if (gradient.defined() && !gradient.is_cpu() && !gradient.is_sparse()) {
+      gradient.record_stream(CurrentStream(gradient.device()));
+    }
+  }
+}
+
 void Reducer::Launch(int bucket) {
+  JoinStreams(bucket);
   if (!hook_.registered()) return buckets_->Launch(bucket);
   hook_.Start(bucket, buckets_->HookBuffer(bucket));
 }
 
 void Reducer::StartUsedMap() {
   const std::vector<uint8_t>& used = core_.used_map();
-  at::Tensor map = at::empty({static_cast<int64_t>(used.size())}, at::kInt);
+  const at::Device device = group_->device();
+  at::Tensor map = HostTensorFor(device, static_cast<int64_t>(used.size()), at::kInt);
   std::copy(used.begin(), used.end(), map.mutable_data_ptr<int32_t>());
-  used_map_ = group_->communicator().AllReduce(map.to(group_->device()),
+  used_map_ = group_->communicator().AllReduce(map.to(device, /*non_blocking=*/true),
                                                {"the all-reduce of used parameters"});
 }
 
@@ -686,6 +788,7 @@ BucketChoice Reducer::Choose(int source) {
   BucketChoice mine;
   if (group_->rank() == source) {
     // A parameter without a gradient was ready at the beginning.
+    TakeDeviceTimes();
     std::vector<double> ready_ns(parameters_.size(), 0);
     for (size_t i = 0; i < ready_ns_.size(); ++i) {
       ready_ns[i] = static_cast<double>(

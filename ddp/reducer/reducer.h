@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,9 +11,11 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "ddp/comm/communicator.h"
+#include "ddp/comm/device_proof.h"
 #include "ddp/common/grad_bucket.h"
 #include "ddp/reducer/backward_watch.h"
 #include "ddp/reducer/buckets/bucket_plan.h"
@@ -20,10 +23,13 @@
 #include "ddp/reducer/buckets/gradient_buckets.h"
 #include "ddp/reducer/buckets/parameter_uses.h"
 #include "ddp/reducer/comm_hook_launcher.h"
+#include "ddp/reducer/engine_lock.h"
 #include "ddp/reducer/gradient_hooks.h"
 #include "ddp/reducer/pass/forward_record.h"
 #include "ddp/reducer/pass/pass_core.h"
+#include "ddp/reducer/plan_agreement.h"
 #include "ddp/reducer/reducer_group.h"
+#include "ddp/reducer/streams_used.h"
 #include "ddp/reducer/unused_parameters.h"
 
 namespace ddp::internal {
@@ -43,8 +49,8 @@ enum class DebugLevel;
 // bucket is launched, when the pass is complete, what is an error. The reducer gives it events and
 // does the actions that it returns. See pass_core.h for the states and the order of collectives.
 //
-// Thread-compatible. Gradients of one model must come from one thread (autograd's thread for the
-// device). Keeps the parameters' tensors.
+// Thread-compatible. On the CPU, gradients of one model must come from one thread. On a device,
+// autograd has several: see EngineLock. Keeps the parameters' tensors.
 class Reducer final : private BackwardWatch::Observer, private GradientHooks::Observer {
  public:
   struct Parameter {
@@ -105,6 +111,11 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // Starts again over the same ranks after a failure. The buckets stay, because the exact bits of a
   // sum over more than two ranks depend on them. The next pass begins with an agreement on the
   // buckets. When some rank did not get the rebuilt buckets, all ranks return to the first buckets.
+  //
+  // A backward on a device returns before the device has the sums, and the program may step on sums
+  // that a failure then aborts. When the last pass of some rank was aborted in this way, the next
+  // pass throws ReductionError on all ranks, once. The pass after that, and the next pass where the
+  // ranks have completed different numbers of passes, begins with set_on_doubt()'s function.
   void ResetAfterFailure(std::shared_ptr<ReducerGroup> group);
 
   // See GradientHooks::ParametersChanged().
@@ -171,6 +182,9 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void set_on_first_pass(std::function<void()> on_first_pass) {
     on_first_pass_ = std::move(on_first_pass);
   }
+  // See ResetAfterFailure(). Called on all ranks; may use collectives. It throws when the
+  // parameters of the ranks differ.
+  void set_on_doubt(std::function<void()> on_doubt) { on_doubt_ = std::move(on_doubt); }
   // Called at the end of every pass except in Shadow(). The thread is that of the backward, or of
   // EndForward() when the forward reaches no parameter. May throw.
   void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }
@@ -252,8 +266,11 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   std::vector<bool> Sparse() const;
   BucketPlan FirstPlan() const;
   void TakeFirstPlan(bool collective = true);
+  void InOwnTypes(const std::function<void()>& function);
   void ReturnToFirstPlan();
   void AgreeOnPlan();
+  void ResolveDoubt(const PlanComparison& comparison);
+  void Prove();
   void SetPlan(BucketPlan plan, bool collective = true);
   void SetMapCarrier();
 
@@ -272,6 +289,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void LogUnused(DebugLevel least) const;
   void TellUnused();
 
+  void JoinStreams(int bucket);
   void Launch(int bucket);
   void Wait(int bucket);
   void WaitAndCopyOut(int bucket);
@@ -281,6 +299,8 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void TakeUsedMap(int bucket);
   void RebuildBuckets(int source);
   BucketPlan PlanForRebuild() const;
+  void NoteReady(int parameter);
+  void TakeDeviceTimes();
   BucketChoice Choose(int source);
 
   // In a catch block: reports the failure to the peers, which wait for this rank, and throws the
@@ -300,6 +320,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   CommHookLauncher hook_;
   Announce announce_;
   std::function<void()> on_first_pass_;
+  std::function<void()> on_doubt_;
   std::function<void()> on_complete_;
   OnBucketComplete on_bucket_complete_;
   std::function<void(const std::string&)> on_bare_backward_;
@@ -330,13 +351,23 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
 
   PassTimes times_;  // of the last complete pass
 
+  // Of the passes that were complete, since the ranks agreed.
+  int64_t complete_passes_ = 0;
+  DeviceProof proof_;  // of the last one; null: the host has waited for the sums
+  PassRecord::Doubt doubt_ = PassRecord::Doubt::kNone;
+
   // With Options::tune_buckets.
   std::vector<int64_t> ready_ns_;  // of each gradient, in a pass whose end picks the limits
+  std::map<int, c10::Event> ready_events_;  // the same on a device, where the host is ahead
   std::optional<BucketChoice> choice_;
+
+  StreamsUsed streams_;  // of the gradients of the current pass
+  bool on_device_ = false;
+  const std::shared_ptr<EngineLock> lock_ = std::make_shared<EngineLock>();
 
   // Last: their hooks use all members above.
   GradientHooks gradient_hooks_{this};
-  BackwardWatch watch_{this};
+  BackwardWatch watch_{this, lock_};
 };
 
 }  // namespace ddp::internal

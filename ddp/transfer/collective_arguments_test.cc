@@ -83,6 +83,7 @@ TEST(CollectiveArgumentsTest, RefusesOperationsThatATypeOrABackendHasNot) {
       {reduce(gloo, at::ones({4}).to_sparse(), ReduceOp::kMax), "summed or averaged only"},
       {reduce(gloo, at::ones({4}), ReduceOp::kBitOr), "Float has no bitwise operations"},
       {reduce(nccl, at::ones({4}, at::kInt), ReduceOp::kBitOr), "NCCL has no bitwise operations"},
+      {reduce(nccl, at::ones({4}, at::kShort), ReduceOp::kSum), "NCCL does not reduce Short"},
       {reduce(gloo, at::ones({4}, at::kBool), ReduceOp::kAverage),
        "an average of Bool would be cut off"},
       {[&] {

@@ -15,6 +15,7 @@
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/view_as_complex.h>
 
+#include "ddp/common/host_tensor.h"
 #include "ddp/common/logging.h"
 #include "ddp/reducer/buckets/gradient_check.h"
 #include "ddp/reducer/buckets/gradient_context.h"
@@ -70,7 +71,7 @@ FlatBuckets::FlatBuckets(Setup setup, Options options)
   for (int b = 0; b < count(); ++b) {
     Bucket& bucket = buckets_[b];
     bucket.first_slot = next_slot;
-    bucket.batched = options_.batched_copy || parameter(members(b).front()).is_cuda();
+    bucket.batched = options_.batched_copy || !parameter(members(b).front()).is_cpu();
     for (const int index : members(b)) {
       slot_of_[index] = next_slot;
       Slot& slot = slots_[next_slot++];
@@ -285,9 +286,11 @@ void FlatBuckets::Zero(int b) {
 void FlatBuckets::AttachMap(const std::vector<uint8_t>& map) {
   at::NoGradGuard no_grad;
   Bucket& bucket = buckets_.back();
-  at::Tensor values = at::empty({static_cast<int64_t>(map.size())}, at::kFloat);
+  at::Tensor values =
+      HostTensorFor(bucket.with_map.device(), static_cast<int64_t>(map.size()), at::kFloat);
   std::copy(map.begin(), map.end(), values.mutable_data_ptr<float>());
-  bucket.with_map.narrow(0, bucket.count, values.numel()).copy_(values);
+  const at::Tensor place = bucket.with_map.narrow(0, bucket.count, values.numel());
+  place.copy_(values, /*non_blocking=*/true);
   bucket.map_attached = true;
 }
 

@@ -1,0 +1,306 @@
+// What the library promises on a device with streams, beyond equal bits: every wait on every
+// stream, the end of a group, and that no step on gradients of an aborted reduction is kept.
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "ddp/common/error.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/accelerator/accelerator.h"
+#include "testing/accelerator/sim_group.h"
+#include "testing/error_of.h"
+#include "testing/ranks/rank_test.h"
+#include "testing/throw_in_backward.h"
+
+namespace ddp {
+namespace {
+
+using ::ddp::testing::ErrorOf;
+using ::ddp::testing::ThrowInBackward;
+using ::testing::HasSubstr;
+using Group = std::shared_ptr<ProcessGroup>;
+
+void Install(uint64_t seed) {
+  testing::InstallAccelerator({.seed = seed, .lateness = absl::Milliseconds(5)});
+}
+
+Group DeviceGroup() {
+  return init_process_group(ProcessGroupOptions().make_backend(testing::ConnectSimulatedDevices));
+}
+
+c10::impl::VirtualGuardImpl Streams(const Group& group) {
+  return c10::impl::VirtualGuardImpl(group->device().type());
+}
+
+void AwaitKey(const Group& group, const std::string& key) { group->store()->wait({key}); }
+void SetKey(const Group& group, const std::string& key) {
+  group->store()->set(key, std::vector<uint8_t>{1});
+}
+
+torch::Tensor Ones(const Group& group, int64_t count = 1000) {
+  return torch::ones({count}, torch::TensorOptions().device(group->device()));
+}
+
+// The host is far ahead of the device when the group ends.
+RANK_TEST(DeviceStreamsTest, TheEndOfAGroupCompletesItsCollectives, 2) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    Install(seed);
+    torch::Tensor sum;
+    {
+      const Group group = DeviceGroup();
+      sum = Ones(group);
+      group->all_reduce(sum);
+      sum = sum * 2;
+    }
+    EXPECT_EQ(sum.cpu().sum().item<float>(), 4000) << "seed " << seed;
+  }
+}
+
+RANK_TEST(DeviceStreamsTest, EachWaitOrdersItsStream, 2) {
+  Install(1);
+  const Group group = DeviceGroup();
+  for (int round = 0; round < 10; ++round) {
+    const torch::Tensor sum = Ones(group);
+    Work work = group->all_reduce_async(sum);
+    work.wait();
+    const c10::StreamGuard side(Streams(group).getStreamFromGlobalPool(group->device()));
+    work.wait();
+    EXPECT_EQ((sum * 2).cpu().sum().item<float>(), 4000) << "round " << round;
+  }
+}
+
+RANK_TEST(DeviceStreamsTest, AWorkIsCompleteWhenTheDeviceHasEndedIt, 2) {
+  Install(1);
+  const Group group = DeviceGroup();
+  group->barrier();
+  const torch::Tensor sum = Ones(group);
+  if (group->rank() == 0) {
+    Work work = group->all_reduce_async(sum);
+    work.wait();
+    EXPECT_FALSE(work.completed());
+    SetKey(group, "looked");
+    EXPECT_EQ(sum.cpu().sum().item<float>(), 2000);
+    EXPECT_TRUE(work.completed());
+  } else {
+    AwaitKey(group, "looked");
+    group->all_reduce(sum);
+  }
+  EXPECT_EQ(sum.cpu().sum().item<float>(), 2000);
+}
+
+RANK_TEST(DeviceStreamsTest, ABarrierBlocksTheHost, 2) {
+  Install(1);
+  const Group group = DeviceGroup();
+  group->barrier();
+  if (group->rank() == 1) SetKey(group, "entered");
+  group->barrier();
+  EXPECT_TRUE(group->store()->check({"entered"}));
+}
+
+// A model in which every operation is linear, with one parameter tensor.
+struct Net : torch::nn::Module {
+  explicit Net(const Group& group) {
+    first = register_module("first", torch::nn::Linear(4, 4));
+    second = register_module("second", torch::nn::Linear(4, 4));
+    to(group->device());
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : parameters()) parameter.fill_(0.25);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor middle = first(x);
+    return second(explodes ? ThrowInBackward(middle, "boom") : middle);
+  }
+  bool explodes = false;  // in the backward, after a part of it
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+
+struct Trainer {
+  explicit Trainer(const Group& on)
+      : group(on),
+        net(std::make_shared<Net>(on)),
+        model(net, on),
+        optimizer(net->parameters(), torch::optim::SGDOptions(0.01)) {}
+
+  torch::Tensor Input() const {
+    return torch::full({2, 4}, 1.0 + group->rank(), torch::TensorOptions().device(group->device()));
+  }
+  void Step() {
+    optimizer.zero_grad();
+    model.forward(Input()).sum().backward();
+    optimizer.step();
+  }
+  torch::Tensor Values() const {
+    std::vector<torch::Tensor> all;
+    for (const auto& parameter : net->parameters())
+      all.push_back(parameter.detach().cpu().flatten());
+    return torch::cat(all);
+  }
+
+  const Group group;
+  const std::shared_ptr<Net> net;
+  DistributedDataParallel<Net> model;
+  torch::optim::SGD optimizer;
+};
+
+// Rank 1 fails before the step that rank 0 has already enqueued. Rank 0's step comes too late to be
+// prevented; no rank goes on from it unless the parameters are those of all ranks.
+RANK_TEST(DeviceStreamsTest, AStepAfterAnAbortedReductionIsNotKept, 2) {
+  Install(2);
+  const Group group = DeviceGroup();
+  Trainer trainer(group);
+  for (int step = 0; step < 3; ++step) trainer.Step();
+  const torch::Tensor before = trainer.Values();
+  if (group->rank() == 0) {
+    trainer.Step();
+    SetKey(group, "stepped");
+    EXPECT_THROW(for (;;) trainer.Step(), PeerFailedError);
+  } else {
+    AwaitKey(group, "stepped");
+    group->report_failure("a test");
+  }
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { trainer.Step(); }),
+              HasSubstr("load model and optimizer from a "
+                        "checkpoint on every rank"));
+  // Only rank 0 has stepped.
+  EXPECT_THAT(ErrorOf<ReductionError>([&] { trainer.Step(); }), HasSubstr("parameter"));
+  const torch::NoGradGuard no_grad;
+  int64_t offset = 0;
+  for (torch::Tensor& parameter : trainer.net->parameters()) {
+    parameter.copy_(before.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+    offset += parameter.numel();
+  }
+  const torch::AutoGradMode gradients(true);
+  for (int step = 0; step < 3; ++step)
+    EXPECT_EQ(ErrorOf<ReductionError>([&] { trainer.Step(); }), "no error");
+}
+
+// A peer is killed while the host waits for the device.
+RANK_TEST(DeviceStreamsTest, AKilledPeerEndsAWaitForTheDevice, .world_size = 2, .killed_rank = 1) {
+  Install(3);
+  const Group group = DeviceGroup();
+  Trainer trainer(group);
+  trainer.Step();
+  if (group->rank() == 1) ::kill(::getpid(), SIGKILL);
+  const MonotonicClock clock;
+  const absl::Time start = clock.Now();
+  EXPECT_THROW(
+      for (;;) {
+        trainer.Step();
+        (void)trainer.Values();
+      },
+      PeerFailedError);
+  EXPECT_LT(clock.Now() - start, absl::Seconds(20));  // and not for ever
+}
+
+// Two branches of the model run on two streams, and so do their backwards.
+struct Branches : torch::nn::Module {
+  explicit Branches(const Group& on) : group(on) {
+    left = register_module("left", torch::nn::Linear(64, 64));
+    right = register_module("right", torch::nn::Linear(64, 64));
+    to(group->device());
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : parameters()) parameter.fill_(0.25);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto streams = Streams(group);
+    const c10::Stream main = streams.getStream(group->device());
+    const c10::Stream side = streams.getStreamFromGlobalPool(group->device());
+    const auto order = [](c10::Stream before, c10::Stream after) {
+      c10::Event event(before.device_type());
+      event.record(before);
+      event.block(after);
+    };
+    order(main, side);
+    torch::Tensor other;
+    {
+      const c10::StreamGuard guard(side);
+      other = right(x);
+    }
+    const torch::Tensor mine = left(x);
+    order(side, main);
+    return mine + other;
+  }
+  const Group group;
+  torch::nn::Linear left{nullptr}, right{nullptr};
+};
+
+RANK_TEST(DeviceStreamsTest, GradientsOfTwoStreamsAreInTheSum, 2) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    Install(seed);
+    const Group group = DeviceGroup();
+    const auto net = std::make_shared<Branches>(group);
+    DistributedDataParallel<Branches> model(net, group);
+    const auto input =
+        torch::full({2, 64}, 1.0 + group->rank(), torch::TensorOptions().device(group->device()));
+    for (int step = 0; step < 4; ++step) {
+      net->zero_grad();
+      model.forward(input).sum().backward();
+      for (const auto& parameter : net->parameters()) {
+        const float expected = parameter.dim() == 2 ? 3 : 2;  // the mean of 2 * 1 and 2 * 2; 2
+        EXPECT_TRUE(parameter.grad().cpu().eq(expected).all().item<bool>())
+            << "seed " << seed << ", step " << step;
+      }
+    }
+  }
+}
+
+// The backward of an output on the CPU runs on the calling thread, beside the device's.
+RANK_TEST(DeviceStreamsTest, HooksRunOnTwoThreads, 2) {
+  Install(4);
+  const Group group = DeviceGroup();
+  Trainer trainer(group);
+  for (int step = 0; step < 30; ++step) {
+    trainer.optimizer.zero_grad();
+    const torch::Tensor output = trainer.model.forward(trainer.Input());
+    const torch::Tensor on_cpu = output.cpu();
+    torch::autograd::backward({output.sum(), on_cpu.sum()}, {});
+    trainer.optimizer.step();
+  }
+  const torch::Tensor values = trainer.Values();
+  const torch::Tensor sum = values.to(group->device());
+  group->all_reduce(sum);
+  EXPECT_TRUE(torch::equal(sum.cpu(), values * 2));
+}
+
+// backward() throws on the caller's thread, perhaps before autograd's thread has ended the
+// backward.
+RANK_TEST(DeviceStreamsTest, AModelEndsRightAfterAnExceptionInItsBackward, 2) {
+  Install(5);
+  const Group group = DeviceGroup();
+  for (int round = 0; round < 10; ++round) {
+    EXPECT_THROW(
+        {
+          Trainer trainer(group);
+          trainer.Step();
+          trainer.net->explodes = group->rank() == 1;
+          for (;;) trainer.Step();
+        },
+        std::exception);
+    EXPECT_TRUE(group->rank() == 0 || group->failed());  // rank 1 has told its peer
+    group->renew();
+  }
+}
+
+}  // namespace
+}  // namespace ddp
