@@ -27,58 +27,83 @@ class MutationError(Exception):
 @dataclass(frozen=True)
 class Mutation:
     drops: str  # what the library loses
-    path: str
-    old: str  # occurs once in the file
-    new: str
+    edits: list  # (file, text that occurs once in it, text in its place)
     test: str  # the label of the test that must fail
     case: str = "*"  # of its cases
 
 
+COPY = "ddp/transfer/copy_to_device.cc"
 COPY_TEST = "//ddp/transfer:copy_to_device_test"
+COMMUNICATOR = "ddp/comm/communicator.cc"
+WATCH = "ddp/comm/device_watch.cc"
+STREAMS_TEST = "//ddp/end_to_end:device_streams_test"
 
 MUTATIONS = [
     Mutation(
         "the current stream's wait for a copy on a side stream",
-        "ddp/transfer/copy_to_device.cc",
-        "  copied.block(current);\n",
-        "",
+        [(COPY, "  copied.block(current);\n", "")],
         COPY_TEST,
     ),
     Mutation(
         "the event after a copy on a side stream",
-        "ddp/transfer/copy_to_device.cc",
-        "    copied.record(side);\n",
-        "",
+        [(COPY, "    copied.record(side);\n", "")],
         COPY_TEST,
     ),
     Mutation(
         "record_stream of a copy that a side stream owns",
-        "ddp/transfer/copy_to_device.cc",
-        "  copy.record_stream(current);",
-        "",
+        [(COPY, "  copy.record_stream(current);", "")],
         COPY_TEST,
+    ),
+    Mutation(
+        "the current stream's wait for a collective",
+        [
+            (
+                COMMUNICATOR,
+                "if (pending.operation->work) pending.operation->work->synchronize();",
+                "",
+            ),
+        ],
+        STREAMS_TEST,
+        "*EachWaitOrdersItsStream*",
+    ),
+    Mutation(
+        "the second wait for a collective, on another stream",
+        [("ddp/work.cc", " || (state_->pending.on_stream && !state_->error)", "")],
+        STREAMS_TEST,
+        "*EachWaitOrdersItsStream*",
+    ),
+    # Each of the two waits for the group's operations, so that one alone is not missed.
+    Mutation(
+        "the wait for a group's operations at its end, and the shutdown",
+        [
+            (WATCH, "aborted_ || (ending_ && entries_.empty())", "aborted_ || ending_"),
+            (COMMUNICATOR, "    backend_->shutdown();\n", ""),
+        ],
+        STREAMS_TEST,
+        "*TheEndOfAGroupCompletesItsCollectives*",
     ),
 ]
 
 
-def mutated(mutation, text):
-    """`text`, the file's, without what the mutation drops."""
-    count = text.count(mutation.old)
+def edited(edit):
+    """The texts of an edit's file, without and with the edit."""
+    path, old, new = edit
+    text = (ROOT / path).read_text()
+    count = text.count(old)
     if count != 1:
         raise MutationError(
-            f"{mutation.path} has the text {mutation.old!r} {count} times, not once; "
+            f"{path} has the text {old!r} {count} times, not once; "
             "follow the file's change in tools/mutations.py"
         )
-    return text.replace(mutation.old, mutation.new)
+    return text, text.replace(old, new)
 
 
 def is_found(mutation):
     """Whether the test fails without what the mutation drops."""
-    path = ROOT / mutation.path
-    text = path.read_text()
-    changed = ["git", "diff", "--quiet", "HEAD", "--", mutation.path]
+    paths = [path for path, _, _ in mutation.edits]
+    changed = ["git", "diff", "--quiet", "HEAD", "--", *paths]
     if subprocess.run(changed, cwd=ROOT, check=False).returncode != 0:
-        raise MutationError(f"{mutation.path} has changes: commit them first")
+        raise MutationError(f"{' or '.join(paths)} has changes: commit them first")
     command = [
         "bazel",
         "test",
@@ -87,11 +112,14 @@ def is_found(mutation):
         "--test_output=errors",
         "--nocache_test_results",
     ]
+    texts = [edited(edit) for edit in mutation.edits]
     try:
-        path.write_text(mutated(mutation, text))
+        for path, (_, after) in zip(paths, texts):
+            (ROOT / path).write_text(after)
         run = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     finally:
-        path.write_text(text)
+        for path, (before, _) in zip(paths, texts):
+            (ROOT / path).write_text(before)
     if run.returncode not in (0, TESTS_FAILED):
         raise MutationError(f"{mutation.test} does not build:\n{run.stderr[-3000:]}")
     return run.returncode == TESTS_FAILED
