@@ -8,9 +8,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
+#include "ddp/common/host_tensor.h"
 #include "ddp/model/model_metadata.h"
 #include "ddp/model_agreement.h"
 #include "ddp/model_synchronizer.h"
@@ -41,10 +44,6 @@ int64_t RatesOf(const ZeroCore::Groups& groups) {
     }
   }
   return static_cast<int64_t>(XXH3_64bits(rates.data(), rates.size() * sizeof(double)) | 1);
-}
-
-bool Has(const std::vector<int>& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
 ShardPlan::Options PlanOptions(const ZeroRedundancyOptions& options, int ranks) {
@@ -250,6 +249,48 @@ ZeroCore::Start ZeroCore::Exchange(const Groups& groups, bool stepping, bool tak
   return start;
 }
 
+bool ZeroCore::RunsAhead() const { return !group_->device().is_cpu(); }
+
+// A step on a device begins without an exchange, for which the host would have to wait. So the
+// values of all buckets are sent, with or without a gradient on some rank, and only the rank with a
+// problem knows of it.
+ZeroCore::Start ZeroCore::StartAhead(const Groups& groups) {
+  Start start;
+  if (const int64_t problem = Problem(groups, /*stepping=*/true); problem != 0) {
+    start.torn = problem % kReasons == kTorn;  // the same on all ranks, see AskAll()
+    start.error = Explain(problem, group_->rank());
+    if (!start.torn) group_->report_failure(start.error);
+    return start;
+  }
+  CompareRates(groups);
+  start.buckets.assign(parameters_.plan().buckets().size(), true);
+  return start;
+}
+
+// Sends the learning rates of this step, and compares those of earlier steps that have arrived.
+void ZeroCore::CompareRates(const Groups& groups) {
+  const at::Device device = group_->device();
+  at::Tensor mine = HostTensorFor(device, group_->size(), at::kLong).zero_();
+  mine.mutable_data_ptr<int64_t>()[group_->rank()] = RatesOf(groups);
+  at::Tensor words = mine.to(device, /*non_blocking=*/true);
+  group_->all_reduce(words);
+  Rates sent{.words = HostTensorFor(device, group_->size(), at::kLong),
+             .arrived = c10::Event(device.type())};
+  sent.words.copy_(words, /*non_blocking=*/true);
+  sent.arrived.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  rates_.push_back(std::move(sent));
+  for (; !rates_.empty() && rates_.front().arrived.query(); rates_.pop_front()) {
+    if (group_->failed()) return;  // the abort has ended the sum, whose words mean nothing
+    const auto* const all = rates_.front().words.const_data_ptr<int64_t>();
+    const auto* const other =
+        std::find_if(all, all + group_->size(), [&](int64_t rates) { return rates != all[0]; });
+    if (other == all + group_->size()) continue;
+    const std::string message = Explain(Word(kRates), static_cast<int>(other - all));
+    group_->report_failure(message);
+    throw ConfigurationError(message);
+  }
+}
+
 void ZeroCore::Step(Groups& groups, Join* join, const Joinable& joinable) {
   if (join == nullptr) {
     group_->ensure_usable();
@@ -275,14 +316,15 @@ void ZeroCore::BeginJoin() {
 void ZeroCore::ShadowStep(Groups& groups, const JoinRound& round) { RunStep(groups, &round); }
 
 void ZeroCore::RunStep(Groups& groups, const JoinRound* round) {
-  const bool joined = round != nullptr && !Has(round->active_ranks, group_->rank());
+  const bool joined = round != nullptr && HasJoined(*round, group_->rank());
   Start start;
   GuardStep([&] {
     FollowIncarnation();
     Wait();
-    start = Exchange(groups, /*stepping=*/true, joined);
+    const bool ahead = RunsAhead() && round == nullptr;
+    start = ahead ? StartAhead(groups) : Exchange(groups, /*stepping=*/true, joined);
   });
-  // The same on all ranks: no failure of the group.
+  // The same on all ranks, or reported: no failure that Guard() must tell.
   if (start.torn) throw ReductionError(start.error);
   if (!start.error.empty()) throw ConfigurationError(start.error);
   GuardStep([&] {
@@ -312,7 +354,8 @@ void ZeroCore::Update(Groups& groups, const JoinRound* round, const std::vector<
     inner_->param_groups()[g].set_options(groups[g].options().clone());
   }
   updating_ = group_->size() > 1;
-  unproven_ = updating_ && !group_->device().is_cpu();
+  unproven_ = updating_ && RunsAhead();
+  proof_ = nullptr;
   inner_->step();
   parameters_.DropGradients();
   parameters_.StartTransfer(*group_, buckets);
@@ -333,9 +376,11 @@ void ZeroCore::AskAll() {
   } catch (const CommunicationError&) {
     parameters_.DropTransfers();
   }
-  torn_ = torn_ || updating_ || unproven_ || parameters_.written_by_peers();
+  const bool proven = proof_ != nullptr && *proof_ == DeviceOutcome::kProven;
+  torn_ = torn_ || updating_ || (unproven_ && !proven) || parameters_.written_by_peers();
   updating_ = false;
   unproven_ = false;
+  rates_.clear();
   parameters_.ForgetPeers();
   at::Tensor words = at::zeros({1 + group_->size()}, at::kLong);
   const auto count = static_cast<int64_t>(parameters_.tensors().size());
@@ -383,73 +428,7 @@ void ZeroCore::Wait() {
     throw ReductionError(message);
   }
   updating_ = false;
-}
-
-// ---- Join ----
-
-// Gives the ranks without inputs the options and gradients of the round's source.
-void ZeroCore::ServeJoinedRanks(Groups& groups, const JoinRound& round) {
-  const int source = round.source();
-  const int rank = group_->rank();
-  const bool joined = !Has(round.active_ranks, rank);
-  std::string options;
-  if (rank == source) options = OptionBytes(groups);
-  BroadcastText(*group_, source, options);
-  if (joined) SetOptions(options, groups);
-
-  const auto count = static_cast<int64_t>(parameters_.tensors().size());
-  at::Tensor with_gradient = at::zeros({count}, at::kByte);
-  for (int64_t i = 0; i < count; ++i) {
-    with_gradient.mutable_data_ptr<uint8_t>()[i] = parameters_.tensors()[i].grad().defined();
-  }
-  at::Tensor sent = with_gradient.to(group_->device());
-  group_->broadcast(sent, source);
-  with_gradient = sent.to(at::kCPU);
-
-  std::vector<at::Tensor> gradients(parameters_.mine().size());
-  for (int other = 0; other < group_->size(); ++other) {
-    if (Has(round.active_ranks, other)) continue;
-    ServePart(other, source, with_gradient, gradients);
-  }
-  if (joined) parameters_.TakeGradients(gradients);
-}
-
-// Sends `rank`'s part of the gradients from `source`. Only `rank` uses it.
-void ZeroCore::ServePart(int rank, int source, const at::Tensor& with_gradient,
-                         std::vector<at::Tensor>& gradients) {
-  const ShardPlan& plan = parameters_.plan();
-  for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
-    const std::vector<ShardPlan::Piece> pieces = plan.Pieces(b, rank);
-    if (pieces.empty()) continue;
-    const int64_t elements = pieces.back().offset + pieces.back().size();
-    const at::Tensor& like = parameters_.tensors()[pieces.front().parameter];
-    const at::Tensor part = at::zeros({elements}, like.options());
-    if (group_->rank() == source) {
-      const std::vector<at::Tensor> mine = parameters_.GradientsOf(b, rank);
-      for (size_t i = 0; i < pieces.size(); ++i) {
-        if (!mine[i].defined()) continue;
-        part.narrow(0, pieces[i].offset, pieces[i].size()).view(mine[i].sizes()).copy_(mine[i]);
-      }
-    }
-    group_->broadcast(part, source);
-    if (group_->rank() != rank) continue;
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      const ShardedParameters::Mine& mine = parameters_.mine()[i];
-      const ShardPlan::Piece& piece = mine.piece;
-      if (mine.bucket != b || with_gradient.const_data_ptr<uint8_t>()[piece.parameter] == 0) {
-        continue;
-      }
-      gradients[i] = part.narrow(0, piece.offset, piece.size()).view(mine.view.sizes());
-    }
-  }
-}
-
-void ZeroCore::FinishJoin(Groups& groups, bool is_last_joiner, int last_joiner) {
-  Wait();
-  std::string options;
-  if (is_last_joiner) options = OptionBytes(groups);
-  BroadcastText(*group_, last_joiner, options);
-  if (!is_last_joiner) SetOptions(options, groups);
+  if (RunsAhead()) proof_ = group_->communicator().Prove(group_->device());
 }
 
 // ---- Gradients ----

@@ -3,13 +3,16 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <c10/core/Event.h>
 #include <torch/optim/optimizer.h>
 
+#include "ddp/comm/device_proof.h"
 #include "ddp/join.h"
 #include "ddp/optim/gradient_scatter.h"
 #include "ddp/optim/shard_state.h"
@@ -103,11 +106,15 @@ class ZeroCore {
   int64_t Problem(const Groups& groups, bool stepping) const;
   std::string Explain(int64_t problem, int rank) const;
   Start Exchange(const Groups& groups, bool stepping, bool takes_options = false);
+  bool RunsAhead() const;
+  Start StartAhead(const Groups& groups);
+  void CompareRates(const Groups& groups);
   void RunStep(Groups& groups, const JoinRound* round);
   void GuardStep(const std::function<void()>& function);
   void Update(Groups& groups, const JoinRound* round, const std::vector<bool>& buckets);
   void FollowIncarnation();
   void AskAll();
+  static bool HasJoined(const JoinRound& round, int rank);
   void ServeJoinedRanks(Groups& groups, const JoinRound& round);
   void ServePart(int rank, int source, const at::Tensor& with_gradient,
                  std::vector<at::Tensor>& gradients);
@@ -120,12 +127,19 @@ class ZeroCore {
   std::shared_ptr<GradientScatter> scatter_;
   int64_t incarnation_ = 0;  // of the group, as known here
   bool updating_ = false;    // between an update and the arrival of all values
-  bool unproven_ = false;    // the host has not seen that the last values have arrived
+  bool unproven_ = false;    // the host has not seen that the last values have arrived...
+  DeviceProof proof_;        // ...of which this tells; null: they are not on their way yet
   bool torn_ = false;        // a failure came in that time, on some rank
   // Some backward since the last step kept its gradients in a distributed autograd context. Hooks
   // of the parameters share the flag; they run on any thread.
   const std::shared_ptr<std::atomic<bool>> in_context_;
   std::string different_;  // why the ranks cannot go on together; empty: they can
+  // All ranks' learning rates of the last steps, on their way from the device.
+  struct Rates {
+    at::Tensor words;  // of the host; RatesOf() of each rank
+    c10::Event arrived;
+  };
+  std::deque<Rates> rates_;
   int64_t version_ = 0;
 };
 

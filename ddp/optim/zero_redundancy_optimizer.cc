@@ -112,7 +112,7 @@ std::string ScatterLacks(const ZeroRedundancyOptions& options, const ProcessGrou
 }
 
 // Backends whose reduce-scatter sends less than an all-reduce. LibTorch's Gloo makes it of one.
-bool ScatterSaves(const ProcessGroup& group) { return group.backend() == "nccl"; }
+bool ScatterSaves(const ProcessGroup& group) { return !group.device().is_cpu(); }
 
 std::shared_ptr<ProcessGroup> Checked(std::shared_ptr<ProcessGroup> group) {
   if (!group) throw ConfigurationError("a ZeroRedundancyOptimizer needs a process group");

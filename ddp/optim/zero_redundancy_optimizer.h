@@ -192,7 +192,9 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Shard
 //
 // The options of param_groups() may change at any time, as schedulers do. They must be equal on all
 // ranks. step() throws ConfigurationError on every rank when the learning rates differ; nothing
-// compares the other options.
+// compares the other options. On a device no step waits for an answer of the other ranks: there a
+// rank that finds different rates, some steps later, or cannot step, throws ConfigurationError and
+// reports a failure of the group.
 //
 // The constructor is a collective. It throws ConfigurationError on every rank when on some rank
 // there is no parameter; one is undefined, no leaf, sparse, there twice, or not on the group's
