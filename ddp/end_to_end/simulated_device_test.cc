@@ -13,6 +13,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -25,6 +26,7 @@
 #include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/join.h"
+#include "ddp/optim/zero_redundancy_optimizer.h"
 #include "ddp/process_group.h"
 #include "gtest/gtest.h"
 #include "testing/accelerator/accelerator.h"
@@ -60,6 +62,7 @@ TORCH_MODULE(Net);
 struct Variant {
   Options options = {};
   bool bf16_hook = false;
+  bool zero = false;
   bool accumulates = false;       // every other step under no_sync()
   bool joins = false;             // rank 1 has fewer batches
   bool on_a_side_stream = false;  // the forward
@@ -76,8 +79,13 @@ class Run {
     net_->to(group->device());
     model_.emplace(net_, group, variant.options);
     if (variant.bf16_hook) model_->register_comm_hook(group, bf16_compress_hook);
-    optimizer_ = std::make_unique<torch::optim::SGD>(net_->parameters(),
-                                                     torch::optim::SGDOptions(0.1).momentum(0.9));
+    if (variant.zero) {
+      optimizer_ = std::make_unique<ZeroRedundancyOptimizer<torch::optim::Adam>>(
+          *model_, torch::optim::AdamOptions(0.01));
+    } else {
+      optimizer_ = std::make_unique<torch::optim::SGD>(net_->parameters(),
+                                                       torch::optim::SGDOptions(0.1).momentum(0.9));
+    }
   }
 
   // Returns all parameters and buffers, on the CPU.
@@ -188,6 +196,7 @@ RANK_TEST(SimulatedDeviceTest, StaticGraph, 2) {
 RANK_TEST(SimulatedDeviceTest, LazyBucketAllocation, 2) {
   HasTheCpusBits({.options = {.lazy_bucket_allocation = true}});
 }
+RANK_TEST(SimulatedDeviceTest, ZeroRedundancyOptimizer, 2) { HasTheCpusBits({.zero = true}); }
 RANK_TEST(SimulatedDeviceTest, NoSync, 2) { HasTheCpusBits({.accumulates = true}); }
 RANK_TEST(SimulatedDeviceTest, Join, 2) { HasTheCpusBits({.joins = true}); }
 RANK_TEST(SimulatedDeviceTest, SideStream, 2) { HasTheCpusBits({.on_a_side_stream = true}); }
