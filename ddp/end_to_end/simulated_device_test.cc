@@ -26,6 +26,7 @@
 #include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/join.h"
+#include "ddp/nn/convert_sync_batchnorm.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
 #include "ddp/process_group.h"
 #include "gtest/gtest.h"
@@ -62,6 +63,7 @@ TORCH_MODULE(Net);
 struct Variant {
   Options options = {};
   bool bf16_hook = false;
+  bool sync_batch_norm = false;
   bool zero = false;
   bool accumulates = false;       // every other step under no_sync()
   bool joins = false;             // rank 1 has fewer batches
@@ -76,6 +78,7 @@ class Run {
   Run(const Group& group, const Variant& variant) : group_(group), variant_(variant) {
     torch::manual_seed(3);
     net_ = Net();
+    if (variant.sync_batch_norm) convert_sync_batchnorm(*net_);
     net_->to(group->device());
     model_.emplace(net_, group, variant.options);
     if (variant.bf16_hook) model_->register_comm_hook(group, bf16_compress_hook);
@@ -196,6 +199,7 @@ RANK_TEST(SimulatedDeviceTest, StaticGraph, 2) {
 RANK_TEST(SimulatedDeviceTest, LazyBucketAllocation, 2) {
   HasTheCpusBits({.options = {.lazy_bucket_allocation = true}});
 }
+RANK_TEST(SimulatedDeviceTest, SyncBatchNorm, 2) { HasTheCpusBits({.sync_batch_norm = true}); }
 RANK_TEST(SimulatedDeviceTest, ZeroRedundancyOptimizer, 2) { HasTheCpusBits({.zero = true}); }
 RANK_TEST(SimulatedDeviceTest, NoSync, 2) { HasTheCpusBits({.accumulates = true}); }
 RANK_TEST(SimulatedDeviceTest, Join, 2) { HasTheCpusBits({.joins = true}); }

@@ -79,14 +79,16 @@ at::Tensor BatchNorm(const at::Tensor& input, const OptionalTensor& weight,
   return internal::JointBatchNorm(call, GroupOf(*mark));
 }
 
-// The keys of autograd see a call first; the others see it in inference mode.
+// The keys of autograd see a call first; the others see it in inference mode. A device without its
+// keys here would take the statistics of its own batch, and no error would tell.
 void RegisterOnce() {
   static auto* const libraries = new std::vector<torch::Library>();  // never destroyed
   static std::once_flag once;
   std::call_once(once, [] {
-    for (const c10::DispatchKey key :
-         {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::CPU,
-          c10::DispatchKey::CUDA}) {
+    using Key = c10::DispatchKey;
+    for (const Key key : {Key::AutogradCPU, Key::AutogradCUDA, Key::AutogradXPU, Key::AutogradHPU,
+                          Key::AutogradMTIA, Key::AutogradPrivateUse1, Key::CPU, Key::CUDA,
+                          Key::XPU, Key::HPU, Key::MTIA, Key::PrivateUse1}) {
       libraries->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
       libraries->back().impl("batch_norm", &BatchNorm);
     }
