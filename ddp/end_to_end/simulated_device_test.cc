@@ -154,7 +154,9 @@ class Run {
 int Seeds() {
   int seeds = 10;
   const char* text = std::getenv("DDP_TEST_SEEDS");
-  if (text != nullptr) EXPECT_TRUE(absl::SimpleAtoi(text, &seeds)) << text;
+  if (text != nullptr) {
+    EXPECT_TRUE(absl::SimpleAtoi(text, &seeds)) << text;
+  }
   return seeds;
 }
 
