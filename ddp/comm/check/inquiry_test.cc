@@ -25,8 +25,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kDeadline = absl::Seconds(60);
-
 CollectiveCall Bucket(int index) {
   return {.operation = "all-reduce (sum)",
           .dtype = "Float",
