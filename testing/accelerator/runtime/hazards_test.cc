@@ -80,12 +80,17 @@ int ReadOnTheHost(Runtime& runtime, bool right) {
 
 using Program = int (*)(Runtime& runtime, bool right);
 
-// Returns for how many seeds the program gave a wrong number.
+// Returns for how many seeds the program gave a wrong number. On a busy machine a mistake may go
+// well once, so a seed has several attempts with it.
 int WrongSeeds(Program program, bool right) {
   int wrong = 0;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    Runtime runtime({.seed = seed, .lateness = absl::Milliseconds(2)});
-    wrong += program(runtime, right) > 0;
+    bool seen = false;
+    for (int attempt = 0; attempt < (right ? 1 : 8) && !seen; ++attempt) {
+      Runtime runtime({.seed = seed, .lateness = absl::Milliseconds(2)});
+      seen = program(runtime, right) > 0;
+    }
+    wrong += seen;
   }
   return wrong;
 }
