@@ -175,8 +175,10 @@ void ShardedParameters::WriteToPeers(ProcessGroup& group, const std::vector<bool
   // The group has ended. An operation that never completes finds out why.
   Collective described{.output = at::empty({1})};
   Communicator::Pending never = group.communicator().StartOwn(
-      described, "the values of a ZeroRedundancyOptimizer",
-      [](c10d::Backend& backend) { return StartOwn(backend, [] { return false; }); });
+      described, "the values of a ZeroRedundancyOptimizer", [](c10d::Backend& backend) {
+        const auto never = [] { return false; };
+        return StartOwn(backend, {.advance = never, .may_advance = never});
+      });
   group.communicator().Wait(never);
 }
 

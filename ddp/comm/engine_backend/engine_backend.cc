@@ -283,10 +283,10 @@ class EngineBackend final : public c10d::Backend {
 
   // ---- Messages, and operations that are no collectives.
 
-  WorkPtr StartOwn(std::function<bool()> advance) {
+  WorkPtr StartOwn(CollectiveEngine::OwnProtocol protocol) {
     tag_.reset();
     return StartMessage({.type = c10d::OpType::ALLREDUCE}, [&](EngineWork&, Done done) {
-      engine_->local().StartOwn(std::move(advance), DefaultTimeout(), std::move(done));
+      engine_->local().StartOwn(std::move(protocol), DefaultTimeout(), std::move(done));
     });
   }
 
@@ -576,8 +576,8 @@ std::shared_ptr<HostGroup> OneHostGroupOf(c10d::Backend& backend) {
   return Cast(backend).engine().group();
 }
 
-WorkPtr StartOwn(c10d::Backend& backend, std::function<bool()> advance) {
-  return Cast(backend).StartOwn(std::move(advance));
+WorkPtr StartOwn(c10d::Backend& backend, CollectiveEngine::OwnProtocol protocol) {
+  return Cast(backend).StartOwn(std::move(protocol));
 }
 
 void AddEngineTraits(BackendTraits& traits) {

@@ -82,7 +82,8 @@ bool IsEngineBackend(const c10d::Backend& backend);
 std::shared_ptr<HostGroup> OneHostGroupOf(c10d::Backend& backend);
 
 // Starts an operation with a protocol of its own on a backend of OneHostGroupOf().
-c10::intrusive_ptr<c10d::Work> StartOwn(c10d::Backend& backend, std::function<bool()> advance);
+c10::intrusive_ptr<c10d::Work> StartOwn(c10d::Backend& backend,
+                                        CollectiveEngine::OwnProtocol protocol);
 
 // Sets the functions of `traits` for a backend that was made here.
 void AddEngineTraits(BackendTraits& traits);

@@ -44,7 +44,7 @@ constexpr size_t kDirectPiece = size_t{256} << 10;
 // microseconds, unless the member is stopped.
 constexpr absl::Duration kQuiesce = absl::Seconds(1);
 
-// Of CollectiveEngine::MayAdvance(): messages or operations of their own are under way.
+// Of CollectiveEngine::MayAdvance(): messages are under way, or a thread advances.
 constexpr uint64_t kAnything = ~uint64_t{0};
 
 // Of a slice or of a part in a staging buffer.
@@ -200,11 +200,12 @@ void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data
   });
 }
 
-void CollectiveEngine::StartOwn(std::function<bool()> advance, absl::Duration timeout, Done done) {
+void CollectiveEngine::StartOwn(OwnProtocol protocol, absl::Duration timeout, Done done) {
   Begin([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    own_.push_back({.advance = std::move(advance),
+    own_.push_back({.protocol = std::move(protocol),
                     .deadline_ns = DeadlineAfter(timeout),
                     .done = std::move(done)});
+    epoch_.fetch_add(1, std::memory_order_seq_cst);  // threads in Drive() look at it, too
   });
 }
 
@@ -236,10 +237,9 @@ void CollectiveEngine::Locked(const Act& act) {
     if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);
     busy_.store(!idle(), std::memory_order_release);
     const Awaited first = queue_.empty() ? Awaited{} : queue_.front()->await;
-    awaited_.store(!mailboxes_.empty() || !own_.empty()
-                       ? kAnything
-                       : first.number << 2 | static_cast<uint64_t>(first.half + 1),
-                   std::memory_order_release);
+    awaited_.store(
+        !mailboxes_.empty() ? kAnything : first.number << 2 | static_cast<uint64_t>(first.half + 1),
+        std::memory_order_release);
   }
   Call(std::move(finished));
 }
@@ -280,11 +280,21 @@ int64_t CollectiveEngine::EarliestDeadline() {
   return earliest;
 }
 
+CollectiveEngine::OwnLooks CollectiveEngine::LooksOfOwn() {
+  MutexLock lock(mutex_);
+  OwnLooks looks;
+  for (const OwnOperation& operation : own_) looks.push_back(operation.protocol.may_advance);
+  return looks;
+}
+
 // Returns true when Advance() may have something to do. Takes no lock: a thread that waits would
 // keep other threads from starting operations.
-bool CollectiveEngine::MayAdvance() const {
+bool CollectiveEngine::MayAdvance(const OwnLooks& own) const {
   const uint64_t awaited = awaited_.load(std::memory_order_acquire);
   if (awaited == kAnything) return true;
+  for (const auto& may_advance : own) {
+    if (may_advance()) return true;
+  }
   return awaited != 0 &&
          AllSignalled({.number = awaited >> 2, .half = static_cast<int>(awaited & 3) - 1});
 }
@@ -293,8 +303,9 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
   const int64_t deadline_ns = absl::ToUnixNanos(deadline);
   while (!stop()) {
     const uint64_t epoch = epoch_.load(std::memory_order_acquire);
+    const OwnLooks own = LooksOfOwn();
     const auto changed = [&] {
-      if (MayAdvance()) {
+      if (MayAdvance(own)) {
         Locked([this](Finished& finished)
                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { Advance(finished); });
       }
@@ -380,7 +391,7 @@ void CollectiveEngine::Advance(Finished& finished) {
   mailboxes_.Advance(finished);
   AdvanceCollectives(finished);
   for (auto operation = own_.begin(); operation != own_.end() && broken_.ok();) {
-    if (!operation->advance()) {
+    if (!operation->protocol.advance()) {
       ++operation;
       continue;
     }

@@ -120,8 +120,13 @@ class CollectiveEngine {
 
   // An operation with a protocol of its own, outside of the order of collectives. Completes when
   // `advance` returns true. `advance` does what is possible without waiting; it is called under the
-  // engine's lock, on any thread, again and again.
-  void StartOwn(std::function<bool()> advance, absl::Duration timeout, Done done);
+  // engine's lock. `may_advance` returns true when `advance` has something to do; it takes no lock,
+  // and may still be called shortly after the end. Both are called on any thread, again and again.
+  struct OwnProtocol {
+    std::function<bool()> advance;
+    std::function<bool()> may_advance;
+  };
+  void StartOwn(OwnProtocol protocol, absl::Duration timeout, Done done);
 
   // Advances operations on this thread until `stop()` or `deadline`. Returns stop(). `stop` is as
   // in HostGroup::Wait(); the completion of an operation wakes it.
@@ -151,8 +156,11 @@ class CollectiveEngine {
   };
   using Finished = Mailboxes::Finished;
 
+  // The functions OwnProtocol::may_advance of all own operations.
+  using OwnLooks = absl::InlinedVector<std::function<bool()>, 2>;
+
   struct OwnOperation {
-    std::function<bool()> advance;
+    OwnProtocol protocol;
     int64_t deadline_ns = 0;
     Done done;
   };
@@ -164,7 +172,8 @@ class CollectiveEngine {
   void Locked(const Act& act);
   void Call(Finished&& finished);
   HostGroup::Nap OnWake();
-  bool MayAdvance() const;
+  OwnLooks LooksOfOwn();
+  bool MayAdvance(const OwnLooks& own) const;
   int64_t EarliestDeadline();
 
   // Advances everything as far as is possible without waiting.

@@ -174,10 +174,10 @@ std::byte* InPlaceChannel::SmallOf(int member) const {
 // ---- A pass.
 
 void InPlaceChannel::Begin(double factor) {
-  ++pass_;
+  pass_.fetch_add(1, std::memory_order_relaxed);
   factor_ = factor;
   in_pass_ = false;
-  arrived_ = false;
+  arrived_.store(false, std::memory_order_relaxed);
   waiting_.clear();
   left_out_.clear();
 }
@@ -279,6 +279,13 @@ void InPlaceChannel::SumPiece(const Memory& memory, ElementType type, const Slic
 void InPlaceChannel::Finish() {
   in_pass_ = true;
   Help(waiting_.size());
+  awaited_.store(waiting_.empty() ? -1 : waiting_.front(), std::memory_order_release);
+}
+
+bool InPlaceChannel::MayAdvance() const {
+  if (arrived_.load(std::memory_order_acquire)) return AllArrived();
+  const int array = awaited_.load(std::memory_order_acquire);
+  return array < 0 || AllPublished(array);
 }
 
 bool InPlaceChannel::AllArrived() const {
@@ -289,13 +296,14 @@ bool InPlaceChannel::AllArrived() const {
 
 bool InPlaceChannel::Advance() {
   MutexLock lock(mutex_);
-  if (!arrived_) {
-    // A thread that waits calls this often. So it looks at one array, until all have published it.
+  if (!arrived_.load(std::memory_order_relaxed)) {
+    // This is called often. So it looks at one array, until all have published it.
     if (!waiting_.empty() && !AllPublished(waiting_.front())) return false;
     Help(waiting_.size());
+    awaited_.store(waiting_.empty() ? -1 : waiting_.front(), std::memory_order_release);
     if (liar_ >= 0) group_->Abort();
     if (!waiting_.empty() || group_->ended()) return false;
-    arrived_ = true;
+    arrived_.store(true, std::memory_order_release);
     blocks_[member_]->arrivals.store(pass_, std::memory_order_release);
     group_->NotifyIf([this] { return AllArrived(); });
   }

@@ -41,8 +41,8 @@ namespace ddp::internal {
 // Blocks. The block of a member lies in its arena. It holds the member's words and its packed
 // arrays. All members make their channels, tell each other the places of the blocks, and connect.
 //
-// Thread-compatible. Between Finish() and the end of the pass, Advance() and Abandon() may be
-// called on any thread, and nothing else.
+// Thread-compatible. Between Finish() and the end of the pass, Advance(), MayAdvance() and
+// Abandon() may be called on any thread, and nothing else. MayAdvance() may be called later too.
 class InPlaceChannel {
  public:
   struct Layout {
@@ -89,6 +89,8 @@ class InPlaceChannel {
   void Finish();
   // Sums what can be summed without a wait. Returns true when the pass is complete.
   bool Advance();
+  // Returns true when Advance() has something to do. Takes no lock.
+  bool MayAdvance() const;
   // Returns a member that has published something impossible, or -1.
   int liar() const { return liar_; }
 
@@ -137,15 +139,16 @@ class InPlaceChannel {
   const size_t small_bytes_;
   std::vector<Block*> blocks_;  // by member; null: not connected
 
-  // Held in Advance() and Abandon(), which two threads may call at once. All other functions are
-  // called before or after these in a pass.
+  // Held in Advance() and Abandon(), which two threads may call at once. All other functions but
+  // MayAdvance(), which reads atomics, are called before or after these in a pass.
   Mutex mutex_;
 
-  uint64_t pass_ = 0;
+  std::atomic<uint64_t> pass_ = 0;
   double factor_ = 1;
   bool in_pass_ = false;  // this member has contributed something
-  bool arrived_ = false;
-  std::vector<int> waiting_;  // published by this member, not by all
+  std::atomic<bool> arrived_ = false;
+  std::atomic<int> awaited_ = -1;  // the first of waiting_; -1: none
+  std::vector<int> waiting_;       // published by this member, not by all
   std::vector<int> left_out_;
   int liar_ = -1;
 };

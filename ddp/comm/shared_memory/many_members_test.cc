@@ -163,7 +163,9 @@ TEST_P(ManyMembersTest, AnArrayOfAPassWakesEachMemberOnce) {
               for (int array = 0; array < kArrays; ++array) channel->PublishZeros(array);
               channel->Finish();
               rank.Run(1, [&](const auto& done) {
-                rank.engine->StartOwn([&] { return channel->Advance(); }, kTimeout, done());
+                rank.engine->StartOwn({.advance = [&] { return channel->Advance(); },
+                                       .may_advance = [&] { return channel->MayAdvance(); }},
+                                      kTimeout, done());
               });
             }),
             Bound(kArrays + 1));

@@ -346,7 +346,8 @@ void InPlaceReduction::Start() {
   sums_ = communicator().StartOwn(
       described, {"the reduction of the gradients in place (reduce_in_place), of model", number_},
       [channel = channel_](c10d::Backend& backend) {
-        return StartOwn(backend, [channel] { return channel->Advance(); });
+        return StartOwn(backend, {.advance = [channel] { return channel->Advance(); },
+                                  .may_advance = [channel] { return channel->MayAdvance(); }});
       });
 }
 
