@@ -36,6 +36,7 @@ COPY = "ddp/transfer/copy_to_device.cc"
 COPY_TEST = "//ddp/transfer:copy_to_device_test"
 COMMUNICATOR = "ddp/comm/communicator.cc"
 WATCH = "ddp/comm/device_watch.cc"
+STREAMS = "ddp/reducer/streams_used.h"
 STREAMS_TEST = "//ddp/end_to_end:device_streams_test"
 
 MUTATIONS = [
@@ -81,6 +82,48 @@ MUTATIONS = [
         ],
         STREAMS_TEST,
         "*TheEndOfAGroupCompletesItsCollectives*",
+    ),
+    Mutation(
+        "the reduction's wait for the streams of its gradients",
+        [(STREAMS, "      event.block(current);\n", "")],
+        STREAMS_TEST,
+        "*GradientsOfTwoStreamsAreInTheSum*",
+    ),
+    Mutation(
+        "the event on the streams of the gradients",
+        [(STREAMS, "      event.record(stream);\n", "")],
+        STREAMS_TEST,
+        "*GradientsOfTwoStreamsAreInTheSum*",
+    ),
+    Mutation(
+        "the host's wait in a barrier",
+        [(COMMUNICATOR, "if (pending.on_stream) (void)pending.tensor.item();", "")],
+        STREAMS_TEST,
+        "*ABarrierBlocksTheHost*",
+    ),
+    Mutation(
+        "the abort after a failure",
+        [(WATCH, "    backend_->abort();\n", "")],
+        STREAMS_TEST,
+        "*AKilledPeerEndsAWaitForTheDevice*",
+    ),
+    Mutation(
+        "the event that proves a pass",
+        [(COMMUNICATOR, "return device_watch_->Mark(device);", "return nullptr;")],
+        STREAMS_TEST,
+        "*AStepAfterAnAbortedReductionIsNotKept*",
+    ),
+    Mutation(
+        "the statistics of other ranks in a converted batch norm, on all devices but CUDA",
+        [
+            (
+                "ddp/nn/convert_sync_batchnorm.cc",
+                "Key::AutogradPrivateUse1, Key::CPU",
+                "Key::CPU",
+            ),
+        ],
+        "//ddp/end_to_end:simulated_device_test",
+        "*SyncBatchNorm*",
     ),
 ]
 

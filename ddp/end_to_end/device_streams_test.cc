@@ -113,9 +113,16 @@ RANK_TEST(DeviceStreamsTest, ABarrierBlocksTheHost, 2) {
   Install(1);
   const Group group = DeviceGroup();
   group->barrier();
-  if (group->rank() == 1) SetKey(group, "entered");
-  group->barrier();
-  EXPECT_TRUE(group->store()->check({"entered"}));
+  if (group->rank() == 0) {
+    group->barrier();
+    SetKey(group, "returned");
+  } else {
+    const auto store = group->store();
+    EXPECT_ANY_THROW(store->wait({"returned"}, std::chrono::milliseconds(300)))
+        << "rank 0 has not waited for this rank";
+    group->barrier();
+    AwaitKey(group, "returned");
+  }
 }
 
 // A model in which every operation is linear, with one parameter tensor.
@@ -245,22 +252,31 @@ struct Branches : torch::nn::Module {
   torch::nn::Linear left{nullptr}, right{nullptr};
 };
 
+// The accumulators of the gradients belong to the streams on which a first forward has made them.
+// The bucket of all four is reduced on the stream of the last one.
 RANK_TEST(DeviceStreamsTest, GradientsOfTwoStreamsAreInTheSum, 2) {
-  for (uint64_t seed = 0; seed < 5; ++seed) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
     Install(seed);
     const Group group = DeviceGroup();
     const auto net = std::make_shared<Branches>(group);
-    DistributedDataParallel<Branches> model(net, group);
     const auto input =
         torch::full({2, 64}, 1.0 + group->rank(), torch::TensorOptions().device(group->device()));
+    const torch::Tensor keeps_accumulators = net->forward(input);
+    DistributedDataParallel<Branches> model(net, group);
+    std::vector<torch::Tensor> gradients;
     for (int step = 0; step < 4; ++step) {
-      net->zero_grad();
-      model.forward(input).sum().backward();
-      for (const auto& parameter : net->parameters()) {
-        const float expected = parameter.dim() == 2 ? 3 : 2;  // the mean of 2 * 1 and 2 * 2; 2
-        EXPECT_TRUE(parameter.grad().cpu().eq(expected).all().item<bool>())
-            << "seed " << seed << ", step " << step;
-      }
+      for (torch::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
+      model.forward(input * (step + 1)).sum().backward();
+      for (const auto& parameter : net->parameters()) gradients.push_back(parameter.grad());
+    }
+    // The host waits at the end only: a wait would end the lateness of streams.
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const auto step = static_cast<int64_t>(i / 4);
+      // The mean of 2 * 1 and 2 * 2 times the step's factor; of a bias 2.
+      const auto expected = static_cast<float>(gradients[i].dim() == 2 ? 3 * (step + 1) : 2);
+      EXPECT_TRUE(gradients[i].cpu().eq(expected).all().item<bool>())
+          << "seed " << seed << ", step " << step << ", gradient " << i % 4 << ": "
+          << gradients[i].cpu().flatten()[0].item<float>();
     }
   }
 }
