@@ -125,6 +125,24 @@ MUTATIONS = [
         "//ddp/end_to_end:simulated_device_test",
         "*SyncBatchNorm*",
     ),
+    Mutation(
+        "the lock against autograd's threads",
+        [("ddp/reducer/reducer.cc", "  if (on_device_) lock_->Enable();\n", "")],
+        STREAMS_TEST,
+        "*HooksOnTwoThreadsTakeTurns*",
+    ),
+    Mutation(
+        "the wait for the end of a backward that has thrown",
+        [
+            (
+                "ddp/reducer/backward_watch.cc",
+                "if (!self_->lock->enabled() || BackwardTask() >= 0) return;",
+                "return;",
+            ),
+        ],
+        STREAMS_TEST,
+        "*AModelEndsAfterTheBackwardThatHasThrown*",
+    ),
 ]
 
 

@@ -1,9 +1,12 @@
 // What the library promises on a device with streams, beyond equal bits: every wait on every
 // stream, the end of a group, and that no step on gradients of an aborted reduction is kept.
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <future>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,9 +23,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "ddp/common/error.h"
+#include "ddp/default_hooks.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
 #include "gmock/gmock.h"
@@ -31,13 +36,11 @@
 #include "testing/accelerator/sim_group.h"
 #include "testing/error_of.h"
 #include "testing/ranks/rank_test.h"
-#include "testing/throw_in_backward.h"
 
 namespace ddp {
 namespace {
 
 using ::ddp::testing::ErrorOf;
-using ::ddp::testing::ThrowInBackward;
 using ::testing::HasSubstr;
 using Group = std::shared_ptr<ProcessGroup>;
 
@@ -135,10 +138,8 @@ struct Net : torch::nn::Module {
     for (torch::Tensor& parameter : parameters()) parameter.fill_(0.25);
   }
   torch::Tensor forward(const torch::Tensor& x) {
-    const torch::Tensor middle = first(x);
-    return second(explodes ? ThrowInBackward(middle, "boom") : middle);
+    return second(first(x));
   }
-  bool explodes = false;  // in the backward, after a part of it
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
 
@@ -220,7 +221,8 @@ RANK_TEST(DeviceStreamsTest, AKilledPeerEndsAWaitForTheDevice, .world_size = 2, 
   EXPECT_LT(clock.Now() - start, absl::Seconds(20));  // and not for ever
 }
 
-// Two branches of the model run on two streams, and so do their backwards.
+// Two branches of the model run on two streams, and so do their backwards. That of the left one is
+// late.
 struct Branches : torch::nn::Module {
   explicit Branches(const Group& on) : group(on) {
     left = register_module("left", torch::nn::Linear(64, 64));
@@ -245,6 +247,9 @@ struct Branches : torch::nn::Module {
       other = right(x);
     }
     const torch::Tensor mine = left(x);
+    mine.register_hook([device = group->device()](const torch::Tensor&) {
+      testing::LaunchOn(device, "late", [] { absl::SleepFor(absl::Milliseconds(50)); });
+    });
     order(side, main);
     return mine + other;
   }
@@ -253,69 +258,93 @@ struct Branches : torch::nn::Module {
 };
 
 // The accumulators of the gradients belong to the streams on which a first forward has made them.
-// The bucket of all four is reduced on the stream of the last one.
+// The bucket of all four is reduced on the stream of the last one, which is the right branch's.
 RANK_TEST(DeviceStreamsTest, GradientsOfTwoStreamsAreInTheSum, 2) {
-  for (uint64_t seed = 0; seed < 10; ++seed) {
-    Install(seed);
-    const Group group = DeviceGroup();
-    const auto net = std::make_shared<Branches>(group);
-    const auto input =
-        torch::full({2, 64}, 1.0 + group->rank(), torch::TensorOptions().device(group->device()));
-    const torch::Tensor keeps_accumulators = net->forward(input);
-    DistributedDataParallel<Branches> model(net, group);
-    std::vector<torch::Tensor> gradients;
-    for (int step = 0; step < 4; ++step) {
-      for (torch::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
-      model.forward(input * (step + 1)).sum().backward();
-      for (const auto& parameter : net->parameters()) gradients.push_back(parameter.grad());
-    }
-    // The host waits at the end only: a wait would end the lateness of streams.
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      const auto step = static_cast<int64_t>(i / 4);
-      // The mean of 2 * 1 and 2 * 2 times the step's factor; of a bias 2.
-      const auto expected = static_cast<float>(gradients[i].dim() == 2 ? 3 * (step + 1) : 2);
-      EXPECT_TRUE(gradients[i].cpu().eq(expected).all().item<bool>())
-          << "seed " << seed << ", step " << step << ", gradient " << i % 4 << ": "
-          << gradients[i].cpu().flatten()[0].item<float>();
-    }
+  Install(1);
+  const Group group = DeviceGroup();
+  const auto net = std::make_shared<Branches>(group);
+  const auto input =
+      torch::full({2, 64}, 1.0 + group->rank(), torch::TensorOptions().device(group->device()));
+  const torch::Tensor keeps_accumulators = net->forward(input);
+  DistributedDataParallel<Branches> model(net, group);
+  std::vector<torch::Tensor> gradients;
+  for (int step = 0; step < 4; ++step) {
+    for (torch::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
+    model.forward(input * (step + 1)).sum().backward();
+    for (const auto& parameter : net->parameters()) gradients.push_back(parameter.grad());
+  }
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const auto step = static_cast<int64_t>(i / 4);
+    // The mean of 2 * 1 and 2 * 2 times the step's factor; of a bias 2.
+    const auto expected = static_cast<float>(gradients[i].dim() == 2 ? 3 * (step + 1) : 2);
+    EXPECT_TRUE(gradients[i].cpu().eq(expected).all().item<bool>())
+        << "step " << step << ", gradient " << i % 4 << ": "
+        << gradients[i].cpu().flatten()[0].item<float>();
   }
 }
 
-// The backward of an output on the CPU runs on the calling thread, beside the device's.
-RANK_TEST(DeviceStreamsTest, HooksRunOnTwoThreads, 2) {
+// Autograd runs the backward of the first output on the device's thread, and that of the second on
+// the calling thread.
+struct TwoOutputs : Net {
+  using Net::Net;
+  std::vector<torch::Tensor> forward(const torch::Tensor& x) {
+    return {Net::forward(x), torch::ones({1}).requires_grad_() * 2};
+  }
+};
+
+// A bucket's reduction starts on the device's thread. The backward of the calling thread comes to
+// its output meanwhile, and waits.
+RANK_TEST(DeviceStreamsTest, HooksOnTwoThreadsTakeTurns, 2) {
   Install(4);
   const Group group = DeviceGroup();
-  Trainer trainer(group);
-  for (int step = 0; step < 30; ++step) {
-    trainer.optimizer.zero_grad();
-    const torch::Tensor output = trainer.model.forward(trainer.Input());
-    const torch::Tensor on_cpu = output.cpu();
-    torch::autograd::backward({output.sum(), on_cpu.sum()}, {});
-    trainer.optimizer.step();
-  }
-  const torch::Tensor values = trainer.Values();
-  const torch::Tensor sum = values.to(group->device());
-  group->all_reduce(sum);
-  EXPECT_TRUE(torch::equal(sum.cpu(), values * 2));
+  DistributedDataParallel<TwoOutputs> model(std::make_shared<TwoOutputs>(group), group);
+  std::promise<void> reducing;
+  std::promise<void> passed;
+  model.register_comm_hook(0, [&](int, GradBucket& bucket) {
+    reducing.set_value();
+    EXPECT_EQ(passed.get_future().wait_for(std::chrono::milliseconds(200)),
+              std::future_status::timeout);
+    return allreduce_hook(group, bucket);
+  });
+  const auto input = torch::ones({2, 4}, torch::TensorOptions().device(group->device()));
+  const std::vector<torch::Tensor> outputs = model.forward(input);
+  outputs[1].register_hook([&](const torch::Tensor&) { passed.set_value(); });
+  const torch::Tensor on_cpu = outputs[1] * 1;
+  on_cpu.register_hook([&](const torch::Tensor&) { reducing.get_future().wait(); });
+  torch::autograd::backward({outputs[0].sum(), on_cpu.sum()}, {});
 }
 
-// backward() throws on the caller's thread, perhaps before autograd's thread has ended the
-// backward.
-RANK_TEST(DeviceStreamsTest, AModelEndsRightAfterAnExceptionInItsBackward, 2) {
+// backward() throws on the calling thread, while the device's thread still runs an operation of the
+// same backward.
+RANK_TEST(DeviceStreamsTest, AModelEndsAfterTheBackwardThatHasThrown, 2) {
   Install(5);
   const Group group = DeviceGroup();
-  for (int round = 0; round < 10; ++round) {
-    EXPECT_THROW(
-        {
-          Trainer trainer(group);
-          trainer.Step();
-          trainer.net->explodes = group->rank() == 1;
-          for (;;) trainer.Step();
-        },
-        std::exception);
-    EXPECT_TRUE(group->rank() == 0 || group->failed());  // rank 1 has told its peer
-    group->renew();
+  const auto input = torch::ones({2, 4}, torch::TensorOptions().device(group->device()));
+  std::promise<void> running;
+  std::atomic<bool> ended = false;
+  {
+    DistributedDataParallel<TwoOutputs> model(std::make_shared<TwoOutputs>(group), group);
+    const std::vector<torch::Tensor> outputs = model.forward(input);
+    if (group->rank() == 1) {
+      outputs[0].register_hook([&](const torch::Tensor&) {
+        running.set_value();
+        absl::SleepFor(absl::Milliseconds(200));
+        ended = true;
+      });
+      outputs[1].register_hook([&](const torch::Tensor&) {
+        running.get_future().wait();
+        throw std::runtime_error("boom");
+      });
+    }
+    const auto backward = [&] {
+      torch::autograd::backward({outputs[0].sum(), outputs[1].sum()}, {});
+      (void)model.module()->parameters()[0].grad().cpu();
+      for (;;) model.forward(input)[0].sum().backward();
+    };
+    EXPECT_THROW(backward(), std::exception);
   }
+  EXPECT_TRUE(group->rank() == 0 || ended);
+  EXPECT_TRUE(group->failed());  // rank 1 has told its peer
 }
 
 }  // namespace
