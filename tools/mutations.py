@@ -114,12 +114,13 @@ MUTATIONS = [
         "*AStepAfterAnAbortedReductionIsNotKept*",
     ),
     Mutation(
-        "the statistics of other ranks in a converted batch norm, on all devices but CUDA",
+        "the statistics of other ranks in a converted batch norm, on a device without a key",
         [
             (
                 "ddp/nn/convert_sync_batchnorm.cc",
-                "Key::AutogradPrivateUse1, Key::CPU",
-                "Key::CPU",
+                "Key::AutogradPrivateUse1, Key::CPU, Key::CUDA,\n"
+                "                          Key::XPU, Key::HPU, Key::MTIA, Key::PrivateUse1",
+                "Key::CPU, Key::CUDA, Key::XPU, Key::HPU, Key::MTIA",
             ),
         ],
         "//ddp/end_to_end:simulated_device_test",

@@ -137,9 +137,7 @@ struct Net : torch::nn::Module {
     const torch::NoGradGuard no_grad;
     for (torch::Tensor& parameter : parameters()) parameter.fill_(0.25);
   }
-  torch::Tensor forward(const torch::Tensor& x) {
-    return second(first(x));
-  }
+  torch::Tensor forward(const torch::Tensor& x) { return second(first(x)); }
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
 
