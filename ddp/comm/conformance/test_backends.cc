@@ -27,16 +27,23 @@ bool FullReduces(Reduction reduction, at::ScalarType type) {
   }
 }
 
-// The claims of a whole c10d Backend.
-Claims FullClaims() {
-  return {.operations = AllOperations(),
-          .moves = [](Operation, at::ScalarType) { return true; },
-          .reduces = &FullReduces,
-          .strided = AllOperations(),
-          .tree_order = true,
-          .timeouts = true,
-          .abort = Claims::Abort::kAllRanks,
-          .mismatch = Claims::Mismatch::kError};
+// Our own backends have what a Communicator calls. It gives them bools as bytes and complex numbers
+// as pairs, and divides sums for an average.
+Claims EngineClaims() {
+  return {
+      .operations = {Operation::kBroadcast, Operation::kAllReduce, Operation::kAllGatherBase,
+                     Operation::kReduceScatterBase, Operation::kAllToAllBase,
+                     Operation::kAllToAllBaseUneven, Operation::kSendReceive, Operation::kBarrier},
+      .moves = [](Operation, at::ScalarType) { return true; },
+      .reduces =
+          [](Reduction reduction, at::ScalarType type) {
+            return reduction != Reduction::AVG && reduction != Reduction::PREMUL_SUM &&
+                   type != at::kBool && !c10::isComplexType(type) && FullReduces(reduction, type);
+          },
+      .tree_order = true,
+      .timeouts = true,
+      .abort = Claims::Abort::kAllRanks,
+      .mismatch = Claims::Mismatch::kError};
 }
 
 // Returns TestedBackend::new_group of a backend whose ranks share nothing but the store.
@@ -88,7 +95,7 @@ TestedBackend TestedSharedMemory() {
   };
   return {.name = "SharedMemory",
           .new_group = EachRank(make),
-          .claims = FullClaims(),
+          .claims = EngineClaims(),
           .add_traits = [](BackendTraits& traits) {
             AddEngineTraits(traits);
             traits.all_see_dead_rank = true;
@@ -111,12 +118,9 @@ TestedBackend TestedHierarchical() {
     TORCH_CHECK(backend.ok(), std::string(backend.status().message()));
     return *std::move(backend);
   };
-  Claims claims = FullClaims();
-  // Messages go through Gloo.
-  claims.strided = AllOperationsBut({Operation::kSendReceive, Operation::kReceiveAny});
   return {.name = "Hierarchical",
           .new_group = EachRank(make),
-          .claims = claims,
+          .claims = EngineClaims(),
           .add_traits = &AddEngineTraits};
 }
 

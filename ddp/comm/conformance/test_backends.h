@@ -3,7 +3,7 @@
 // How to add a backend: add one entry to TestedBackends() in test_backends.cc, and its target to
 // the deps of `:test_backends`.
 //   - new_group    a function that makes the backend of one rank; EachRank() wraps such a function
-//   - claims       the collectives, types, and behaviours; FullClaims() is a whole c10d Backend
+//   - claims       the collectives, types, and behaviours
 //   - add_traits   the BackendTraits of ddp/, where the backend has any
 // Every suite of this folder then runs on the new backend. A test whose subject is not claimed is
 // skipped, with the reason. A test fails when a backend claims no sum of most types, and when an

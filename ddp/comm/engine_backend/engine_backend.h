@@ -47,11 +47,10 @@ struct EngineBackendOptions {
 // CollectiveEngine, and HostGroup for what happens when a rank dies. Between hosts they use
 // LibTorch's Gloo: see HierarchicalEngine.
 //
-// Operations. All of c10d's collectives and messages, on CPU tensors of every type. Strides are
-// free; a tensor that is not contiguous costs a copy. (On several hosts Gloo carries the messages:
-// of contiguous tensors, with tags below 2^30.) An all-reduce also takes sparse (COO) tensors.
-// Average: the sum, divided by the number of ranks; floating and complex types only. Bool: sum and
-// max are "or", product and min are "and". Bitwise operations: integers and bool.
+// Operations. Those that a Communicator starts, on contiguous CPU tensors: all-reduce, broadcast,
+// _allgather_base, _reduce_scatter_base, alltoall_base, barrier, send and recv. (On several hosts
+// Gloo carries the messages, with tags below 2^30.) Copies take every type. Reductions take real
+// numbers, bitwise ones integers. An all-reduce also sums sparse (COO) tensors.
 //
 // Works. Every operation is asynchronous. On one host Work::wait() does the work on the waiting
 // thread. A future completes without a wait as well. abort() fails the operations of all ranks.

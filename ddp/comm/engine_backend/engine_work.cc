@@ -6,11 +6,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include "base/clock.h"
-#include "ddp/comm/shared_memory/tensor_reduction.h"
 
 namespace ddp::internal {
 namespace {
@@ -21,35 +19,14 @@ std::exception_ptr ErrorOf(const std::string& text) {
 
 }  // namespace
 
-std::span<const std::byte> Batch::In(const at::Tensor& tensor) {
-  kept.push_back(tensor.contiguous());
-  return BytesOf(kept.back());
-}
-
-std::span<std::byte> Batch::Out(const at::Tensor& tensor, bool with_contents) {
-  kept.push_back(DenseOut(tensor, with_contents));
-  return BytesOf(kept.back());
-}
-
-at::Tensor Batch::DenseOut(const at::Tensor& tensor, bool with_contents) {
-  if (tensor.is_contiguous()) return tensor;
-  at::Tensor dense =
-      with_contents ? tensor.contiguous() : at::empty(tensor.sizes(), tensor.options());
-  after.emplace_back([tensor, dense] { tensor.copy_(dense); });
-  return dense;
-}
-
-EngineWork::EngineWork(int rank, Batch batch, size_t operations, std::weak_ptr<RankEngine> engine,
+EngineWork::EngineWork(int rank, Operation operation, std::weak_ptr<RankEngine> engine,
                        bool hurries)
-    : Work(rank, batch.type),
+    : Work(rank, operation.type),
       engine_(std::move(engine)),
-      results_(std::move(batch.results)),
+      results_(std::move(operation.results)),
       hurries_(hurries),
-      after_(std::move(batch.after)),
-      kept_(std::move(batch.kept)),
-      missing_(operations) {
-  if (operations == 0) EndAll();
-}
+      inputs_(std::move(operation.inputs)),
+      finish_(std::move(operation.finish)) {}
 
 bool EngineWork::isCompleted() {
   if (done()) return true;
@@ -88,7 +65,7 @@ c10::intrusive_ptr<c10::ivalue::Future> EngineWork::getFuture() {
     future = future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     error = error_;
-    // EndAll() completes the future when it comes after this.
+    // End() completes the future when it comes after this.
     if (!done()) {
       if (const auto engine = engine_.lock(); engine && hurries_) engine->Hurry();
       return future;
@@ -98,30 +75,17 @@ c10::intrusive_ptr<c10::ivalue::Future> EngineWork::getFuture() {
   return future;
 }
 
-void EngineWork::EndOne(const absl::Status& status) {
-  if (!status.ok()) {
-    MutexLock lock(mutex_);
-    status_.Update(status);
-  }
-  if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) EndAll();
-}
-
-void EngineWork::EndAll() {
-  absl::Status status;
-  {
-    MutexLock lock(mutex_);
-    status = status_;
-  }
-  if (status.ok() && !after_.empty()) {
+void EngineWork::End(absl::Status status) {
+  if (status.ok() && finish_) {
     const at::NoGradGuard no_grad;
     try {
-      for (const auto& after : after_) after();
+      finish_();
     } catch (const std::exception& error) {
       status = absl::InternalError(error.what());
     }
   }
-  after_.clear();
-  kept_.clear();
+  finish_ = nullptr;
+  inputs_.clear();
   const std::exception_ptr error = status.ok() ? nullptr : ErrorOf(std::string(status.message()));
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {

@@ -39,13 +39,11 @@ void Copy(std::span<const std::byte> from, std::span<std::byte> to) {
 struct HierarchicalEngine::Header {
   explicit Header(const CollectiveRequest& request)
       : elements(request.kind == Kind::kAllGatherSized ? 0 : request.elements),
-        factor(request.factor),
         root(request.root),
         tag(request.tag.value_or(0)),
-        kind(static_cast<uint8_t>(request.kind)),
-        reduction(static_cast<uint8_t>(request.reduction)),
-        type(static_cast<uint8_t>(request.type)),
-        value_type(request.value_type),
+        kind(static_cast<uint16_t>(request.kind)),
+        reduction(static_cast<uint16_t>(request.reduction)),
+        type(static_cast<uint16_t>(request.type)),
         tagged(request.tag.has_value() ? 1 : 0) {}
 
   bool operator==(const Header& other) const {
@@ -53,11 +51,9 @@ struct HierarchicalEngine::Header {
   }
 
   uint64_t elements;
-  double factor;
   int32_t root;
   uint32_t tag;
-  uint8_t kind, reduction, type, value_type;
-  uint32_t tagged;
+  uint16_t kind, reduction, type, tagged;
 };
 
 HierarchicalEngine::HierarchicalEngine(HostLayout layout, CollectiveEngine* local, HostLink* link,
@@ -125,15 +121,11 @@ absl::Status HierarchicalEngine::RunKind(const CollectiveRequest& request) {
   const auto first = [](const auto& list) {
     return list.empty() ? typename std::decay_t<decltype(list)>::value_type() : list.front();
   };
-  std::vector<std::span<const std::byte>> inputs(layout_.ranks());
-  std::vector<std::span<std::byte>> outputs(layout_.ranks());
   switch (request.kind) {
     case Kind::kBarrier:  // the agreement has waited for all ranks
       return absl::OkStatus();
     case Kind::kAllReduce:
       return AllReduce(first(request.outputs));
-    case Kind::kReduce:
-      return Reduce(first(request.inputs), first(request.outputs));
     case Kind::kBroadcast: {
       const std::span<const std::byte> input = first(request.inputs);
       const std::span<std::byte> root(const_cast<std::byte*>(input.data()), input.size());
@@ -143,12 +135,6 @@ absl::Status HierarchicalEngine::RunKind(const CollectiveRequest& request) {
       return AllGather(first(request.inputs), request.outputs);
     case Kind::kReduceScatter:
       return ReduceScatter(request.inputs, first(request.outputs));
-    case Kind::kGather:
-      inputs[request.root] = first(request.inputs);
-      return Exchange(inputs, request.outputs.empty() ? outputs : Outputs(request.outputs));
-    case Kind::kScatter:
-      outputs[request.root] = first(request.outputs);
-      return Exchange(request.inputs.empty() ? inputs : Inputs(request.inputs), outputs);
     case Kind::kAllToAll:
       return AllToAll(request.inputs, request.outputs);
     case Kind::kAllGatherSized:
@@ -214,7 +200,6 @@ absl::Status HierarchicalEngine::ReduceOnHost(CollectiveRequest request, size_t 
     request.kind = Kind::kReduceScatter;
     request.reduction = request_->reduction;
     request.type = request_->type;
-    request.factor = request_->factor;
     request.elements = even ? count : 0;
     request.outputs = {std::span(partials.front(), bytes)};
     return RunLocal(std::move(request));
@@ -229,8 +214,7 @@ absl::Status HierarchicalEngine::ReduceOnHost(CollectiveRequest request, size_t 
   for (size_t i = 0; i < ranges.size(); ++i) {
     const int first = ranges[i].begin - layout_.local().begin;
     ReduceTree(request_->reduction, request_->type,
-               std::span(inputs).subspan(first, ranges[i].size()), partials.subspan(i, 1), count,
-               request_->factor);
+               std::span(inputs).subspan(first, ranges[i].size()), partials.subspan(i, 1), count);
   }
   return absl::OkStatus();
 }
@@ -278,7 +262,7 @@ absl::Status HierarchicalEngine::Agree(const Header& mine) {
                    "another size or type"));
 }
 
-// ---- Broadcast and reduce.
+// ---- Broadcast.
 
 absl::Status HierarchicalEngine::BroadcastOnHost(std::span<std::byte> data, int member) {
   if (members_ == 1) return absl::OkStatus();
@@ -319,18 +303,6 @@ absl::Status HierarchicalEngine::Broadcast(std::span<std::byte> data, int root) 
     DDP_RETURN_IF_ERROR(BroadcastOnHost(pieces[i], 0));
   }
   return absl::OkStatus();
-}
-
-// All ranks reduce, and the root keeps the result: `output` is empty elsewhere.
-absl::Status HierarchicalEngine::Reduce(std::span<const std::byte> input,
-                                        std::span<std::byte> output) {
-  std::vector<std::byte> scratch;
-  if (output.empty()) {
-    scratch.resize(input.size());
-    output = scratch;
-  }
-  Copy(input, output);
-  return AllReduce(output);
 }
 
 // ---- All-gather.

@@ -39,7 +39,7 @@ namespace ddp::internal {
 // Arrays go in chunks, several of which are in progress at once: so the hosts add up one chunk
 // while the link carries others.
 //
-// Gather, scatter, all-to-all, sparse tensors. Each rank sends to each what that one needs.
+// All-to-all, sparse tensors. Each rank sends to each what that one needs.
 //
 // Order of addition. `deterministic`: the tree of ReduceTree() over all ranks by number. A host
 // sends one partial for each subtree that it has (see TreePartials()). Otherwise a host sends one
@@ -105,7 +105,6 @@ class HierarchicalEngine {
   absl::Status Agree(const Header& mine);
   absl::Status Broadcast(std::span<std::byte> data, int root);
   absl::Status BroadcastOnHost(std::span<std::byte> data, int member);
-  absl::Status Reduce(std::span<const std::byte> input, std::span<std::byte> output);
   absl::Status AllToAll(Inputs inputs, Outputs outputs);
   absl::Status AllGatherSized(std::span<const std::byte> input);
   absl::Status Exchange(Inputs inputs, Outputs outputs);

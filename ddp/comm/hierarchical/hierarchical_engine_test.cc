@@ -43,11 +43,10 @@ struct Rank {
   absl::Status Run(const CollectiveRequest& request, absl::Duration timeout = kTimeout) const {
     return engine->Run(request, MonotonicClock().Now() + timeout);
   }
-  absl::Status Sum(std::vector<float>& values, double factor = 1) const {
+  absl::Status Sum(std::vector<float>& values) const {
     const auto bytes = std::as_writable_bytes(std::span(values));
     return Run({.kind = Kind::kAllReduce,
                 .type = ElementType::kFloat,
-                .factor = factor,
                 .elements = values.size(),
                 .inputs = {bytes},
                 .outputs = {bytes}});
@@ -112,15 +111,14 @@ std::span<std::byte> Bytes(std::vector<float>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-std::vector<float> TreeSum(const std::vector<std::vector<float>>& inputs, double factor) {
+std::vector<float> TreeSum(const std::vector<std::vector<float>>& inputs) {
   std::vector<float> sum(inputs.front().size());
   std::vector<const std::byte*> pointers;
   for (const auto& input : inputs) {
     pointers.push_back(reinterpret_cast<const std::byte*>(input.data()));
   }
   auto* const to = reinterpret_cast<std::byte*>(sum.data());
-  ReduceTree(ReduceKind::kSum, ElementType::kFloat, pointers, std::span(&to, 1), sum.size(),
-             factor);
+  ReduceTree(ReduceKind::kSum, ElementType::kFloat, pointers, std::span(&to, 1), sum.size());
   return sum;
 }
 
@@ -137,17 +135,15 @@ TEST(HierarchicalEngineTest, EveryLayoutGivesTheBitsOfOneTree) {
     SCOPED_TRACE(Describe(hosts));
     RunRanks({.hosts = hosts}, [&](Rank& self) {
       for (const size_t count : {1, 17, 256, 2503}) {
-        for (const double factor : {1.0, 0.3}) {
-          std::vector<std::vector<float>> inputs;
-          for (int rank = 0; rank < hosts.back().end; ++rank) {
-            inputs.push_back(InputOf(rank, count));
-          }
-          std::vector<float> mine = inputs[self.rank];
-          ASSERT_TRUE(self.Sum(mine, factor).ok());
-          const std::vector<float> expected = TreeSum(inputs, factor);
-          ASSERT_EQ(std::memcmp(mine.data(), expected.data(), count * sizeof(float)), 0)
-              << count << " elements on rank " << self.rank;
+        std::vector<std::vector<float>> inputs;
+        for (int rank = 0; rank < hosts.back().end; ++rank) {
+          inputs.push_back(InputOf(rank, count));
         }
+        std::vector<float> mine = inputs[self.rank];
+        ASSERT_TRUE(self.Sum(mine).ok());
+        const std::vector<float> expected = TreeSum(inputs);
+        ASSERT_EQ(std::memcmp(mine.data(), expected.data(), count * sizeof(float)), 0)
+            << count << " elements on rank " << self.rank;
       }
     });
   }
@@ -160,31 +156,28 @@ TEST(HierarchicalEngineTest, AReduceScatterGivesTheBitsOfOneTree) {
     SCOPED_TRACE(Describe(hosts));
     RunRanks({.hosts = hosts}, [&](Rank& self) {
       for (const size_t count : {1, 17, 256, 1003}) {
-        for (const double factor : {1.0, 0.3}) {
-          std::vector<std::vector<float>> all;
-          for (int rank = 0; rank < size; ++rank) all.push_back(InputOf(rank, size * count));
-          std::vector<std::span<const std::byte>> inputs;
-          for (int rank = 0; rank < size; ++rank) {
-            inputs.push_back(Bytes(all[self.rank])
-                                 .subspan(rank * count * sizeof(float))
-                                 .first(count * sizeof(float)));
-          }
-          // The output is the rank's own input on odd ranks.
-          std::vector<float> apart(count);
-          const std::vector<float> expected = TreeSum(all, factor);
-          float* const output =
-              self.rank % 2 == 0 ? apart.data() : all[self.rank].data() + self.rank * count;
-          ASSERT_TRUE(self.Run({.kind = Kind::kReduceScatter,
-                                .type = ElementType::kFloat,
-                                .factor = factor,
-                                .elements = count,
-                                .inputs = {inputs.begin(), inputs.end()},
-                                .outputs = {std::as_writable_bytes(std::span(output, count))}})
-                          .ok());
-          ASSERT_EQ(std::memcmp(output, expected.data() + self.rank * count, count * sizeof(float)),
-                    0)
-              << count << " elements on rank " << self.rank;
+        std::vector<std::vector<float>> all;
+        for (int rank = 0; rank < size; ++rank) all.push_back(InputOf(rank, size * count));
+        std::vector<std::span<const std::byte>> inputs;
+        for (int rank = 0; rank < size; ++rank) {
+          inputs.push_back(Bytes(all[self.rank])
+                               .subspan(rank * count * sizeof(float))
+                               .first(count * sizeof(float)));
         }
+        // The output is the rank's own input on odd ranks.
+        std::vector<float> apart(count);
+        const std::vector<float> expected = TreeSum(all);
+        float* const output =
+            self.rank % 2 == 0 ? apart.data() : all[self.rank].data() + self.rank * count;
+        ASSERT_TRUE(self.Run({.kind = Kind::kReduceScatter,
+                              .type = ElementType::kFloat,
+                              .elements = count,
+                              .inputs = {inputs.begin(), inputs.end()},
+                              .outputs = {std::as_writable_bytes(std::span(output, count))}})
+                        .ok());
+        ASSERT_EQ(std::memcmp(output, expected.data() + self.rank * count, count * sizeof(float)),
+                  0)
+            << count << " elements on rank " << self.rank;
       }
     });
   }
@@ -223,9 +216,9 @@ TEST(HierarchicalEngineTest, TheOrderOfHostsIsAnOption) {
     for (const RankRange host : hosts) {
       std::vector<std::vector<float>> inputs;
       for (int rank = host.begin; rank < host.end; ++rank) inputs.push_back(InputOf(rank, kCount));
-      of_hosts.push_back(TreeSum(inputs, 1));
+      of_hosts.push_back(TreeSum(inputs));
     }
-    const std::vector<float> expected = TreeSum(of_hosts, 1);
+    const std::vector<float> expected = TreeSum(of_hosts);
     RunRanks({.hosts = hosts, .deterministic = false}, [&](Rank& self) {
       std::vector<float> mine = InputOf(self.rank, kCount);
       ASSERT_TRUE(self.Sum(mine).ok());
@@ -319,24 +312,6 @@ TEST(HierarchicalEngineTest, ABroadcastReachesEveryRank) {
       }
     });
   }
-}
-
-TEST(HierarchicalEngineTest, AReductionReachesItsRootAlone) {
-  const std::vector<RankRange> hosts = HostsOfSizes({2, 1});
-  RunRanks({.hosts = hosts}, [&](Rank& self) {
-    for (int root = 0; root < 3; ++root) {
-      std::vector<float> mine(1000, static_cast<float>(self.rank + 1));
-      CollectiveRequest request{.kind = Kind::kReduce,
-                                .type = ElementType::kFloat,
-                                .root = root,
-                                .elements = mine.size(),
-                                .inputs = {Bytes(mine)}};
-      if (self.rank == root) request.outputs = {Bytes(mine)};
-      ASSERT_TRUE(self.Run(request).ok());
-      const float expected = self.rank == root ? 6 : static_cast<float>(self.rank + 1);
-      EXPECT_EQ(mine, std::vector<float>(1000, expected));
-    }
-  });
 }
 
 // Rank r gives rank n 10 r + n elements.

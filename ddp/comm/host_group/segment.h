@@ -79,7 +79,6 @@ struct RoundHeader {
   uint8_t kind = 0;
   uint8_t reduction = 0;
   uint8_t type = 0;
-  uint8_t value_type = 0;
   uint8_t tagged = 0;  // 1: the caller has set the tag
   RoundData data = RoundData::kElsewhere;
   int32_t root = -1;

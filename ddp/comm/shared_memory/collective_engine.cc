@@ -55,21 +55,18 @@ int64_t DeadlineAfter(absl::Duration timeout) {
   return MonotonicNanoseconds() + absl::ToInt64Nanoseconds(timeout);
 }
 
-bool Reduces(Kind kind) {
-  return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
-}
+bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
+
+// True when a member has a part for each member.
+bool HasParts(Kind kind) { return kind == Kind::kAllToAll || kind == Kind::kReduceScatter; }
 
 // True when the inputs can be used where they lie.
 bool MayBeDirect(Kind kind) { return kind != Kind::kBarrier && kind != Kind::kAllGatherSized; }
 
-// True when the root alone has an input.
-bool IsFromRoot(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kScatter; }
-
 // Returns 1 + the offset in this process's arena of the inputs, when these are one region of it
 // without gaps; else 0.
 uint64_t RegisteredAt(const CollectiveRequest& request) {
-  const bool has_parts = request.kind == Kind::kAllToAll || request.kind == Kind::kReduceScatter;
-  const bool uneven = has_parts && request.elements == 0;
+  const bool uneven = HasParts(request.kind) && request.elements == 0;
   if (request.inputs.empty() || uneven) return 0;
   const std::byte* end = request.inputs.front().data();
   for (const auto& input : request.inputs) {
@@ -84,9 +81,8 @@ uint64_t RegisteredAt(const CollectiveRequest& request) {
 
 bool SameCollective(const RoundHeader& a, const RoundHeader& b) {
   const bool sized = a.kind == static_cast<uint8_t>(Kind::kAllGatherSized);
-  return a.kind == b.kind && a.reduction == b.reduction && a.type == b.type &&
-         a.value_type == b.value_type && a.root == b.root && (sized || a.elements == b.elements) &&
-         a.tagged == b.tagged && a.tag == b.tag;
+  return a.kind == b.kind && a.reduction == b.reduction && a.type == b.type && a.root == b.root &&
+         (sized || a.elements == b.elements) && a.tagged == b.tagged && a.tag == b.tag;
 }
 
 size_t LongestPart(const CollectiveRequest& request) {
@@ -176,9 +172,7 @@ void CollectiveEngine::Wake() {
 
 void CollectiveEngine::Start(CollectiveRequest request, absl::Duration timeout, Done done) {
   auto operation = std::make_unique<Operation>();
-  const bool one_for_each = request.kind == Kind::kScatter || request.kind == Kind::kAllToAll ||
-                            request.kind == Kind::kReduceScatter;
-  operation->parts = one_for_each ? static_cast<size_t>(size_) : 1;
+  operation->parts = HasParts(request.kind) ? static_cast<size_t>(size_) : 1;
   operation->piece = kStagingBytes / operation->parts / kAlignment * kAlignment;
   operation->deadline_ns = DeadlineAfter(timeout);
   operation->request = std::move(request);
@@ -193,10 +187,10 @@ void CollectiveEngine::Send(int to, uint64_t tag, std::span<const std::byte> dat
   });
 }
 
-void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data, int* source,
+void CollectiveEngine::Receive(int from, uint64_t tag, std::span<std::byte> data,
                                absl::Duration timeout, Done done) {
   Begin([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    mailboxes_.Receive(from, tag, data, source, DeadlineAfter(timeout), std::move(done));
+    mailboxes_.Receive(from, tag, data, DeadlineAfter(timeout), std::move(done));
   });
 }
 
@@ -467,7 +461,6 @@ void CollectiveEngine::Enter(Operation& operation) {
       .kind = static_cast<uint8_t>(request.kind),
       .reduction = static_cast<uint8_t>(request.reduction),
       .type = static_cast<uint8_t>(request.type),
-      .value_type = request.value_type,
       .tagged = request.tag.has_value(),
       .data = !filled ? RoundData::kElsewhere
               : longest <= Announcement::kDataBytes && operation.parts == 1
@@ -507,7 +500,8 @@ void CollectiveEngine::Agree(Operation& operation) {
     operation.rounds = std::max<size_t>(operation.rounds, theirs.rounds);
     filled &= theirs.data != RoundData::kElsewhere;
     if (sized) sizes.push_back(theirs.elements);
-    const bool has_input = !IsFromRoot(operation.request.kind) || member == operation.request.root;
+    const bool has_input =
+        operation.request.kind != Kind::kBroadcast || member == operation.request.root;
     if (has_input && DirectSource(operation, member, 0) == nullptr) direct = false;
   }
   if (sized) {
@@ -575,7 +569,7 @@ void CollectiveEngine::DrainRound(Operation& operation) {
   // No other member reads this slice before the next signal.
   std::byte* const outputs[] = {segment.staging(member_, half) + slice.begin * element,
                                 request.outputs.front().data() + offset + slice.begin * element};
-  ReduceTree(request.reduction, request.type, inputs, outputs, slice.count, request.factor);
+  ReduceTree(request.reduction, request.type, inputs, outputs, slice.count);
   operation.await = Signal();
   operation.state = Operation::State::kSlices;
 }
@@ -623,14 +617,13 @@ void CollectiveEngine::Take(const Operation& operation, size_t offset, size_t li
     }
     std::byte* const output = request.outputs.front().data() + offset;
     ReduceTree(request.reduction, request.type, inputs, std::span(&output, 1),
-               length(request.outputs.front()) / SizeOf(request.type), request.factor);
+               length(request.outputs.front()) / SizeOf(request.type));
     return;
   }
-  if (IsFromRoot(request.kind)) {
+  if (request.kind == Kind::kBroadcast) {
     const auto output = request.outputs.front();
-    const int part = request.kind == Kind::kScatter ? member_ : 0;
     if (length(output) > 0) {
-      std::memcpy(output.data() + offset, source(request.root, part), length(output));
+      std::memcpy(output.data() + offset, source(request.root, 0), length(output));
     }
     return;
   }
@@ -702,8 +695,7 @@ void CollectiveEngine::ReduceInPlace(Operation& operation) {
       return;
     }
     ReduceTree(request.reduction, request.type, inputs, outputs,
-               std::min(longest, step.slice.count - done),
-               operation.step == 0 ? request.factor : 1);
+               std::min(longest, step.slice.count - done));
     group_->EndTouch();
   }
   ++operation.step;

@@ -25,16 +25,13 @@
 namespace ddp::internal {
 
 // A collective as one member gives it to the engine. Memory is contiguous, and stays valid until
-// the collective is complete. In every reduction a complex number is two elements.
+// the collective is complete.
 struct CollectiveRequest {
   enum class Kind : uint8_t {
     kBarrier,
     kAllReduce,      // input 1, output 1: the same memory
-    kReduce,         // input 1; output 1 on the root
     kBroadcast,      // input 1 on the root; output 1 elsewhere
     kAllGather,      // input 1; output for each member
-    kGather,         // input 1; output for each member, on the root
-    kScatter,        // input for each member, on the root; output 1
     kReduceScatter,  // input for each member; output 1
     kAllToAll,       // input and output for each member; sizes may differ
     kAllGatherSized  // input 1, of any size; `on_sizes` gives the outputs
@@ -43,8 +40,6 @@ struct CollectiveRequest {
   Kind kind = Kind::kBarrier;
   ReduceKind reduction = ReduceKind::kSum;
   ElementType type = ElementType::kUint8;
-  double factor = 1;       // of each input of a sum
-  uint8_t value_type = 0;  // a number of the caller's; equal on all members
   int root = -1;
   // Of one part; equal on all members. 0: parts differ (kAllToAll, and kReduceScatter where all
   // members know the sizes).
@@ -114,9 +109,8 @@ class CollectiveEngine {
   void Start(CollectiveRequest request, absl::Duration timeout, Done done);
   void Send(int to, uint64_t tag, std::span<const std::byte> data, absl::Duration timeout,
             Done done);
-  // `from` -1: of any member; `source`, which may be null, gets the member's number.
-  void Receive(int from, uint64_t tag, std::span<std::byte> data, int* source,
-               absl::Duration timeout, Done done);
+  void Receive(int from, uint64_t tag, std::span<std::byte> data, absl::Duration timeout,
+               Done done);
 
   // An operation with a protocol of its own, outside of the order of collectives. Completes when
   // `advance` returns true. `advance` does what is possible without waiting; it is called under the

@@ -29,7 +29,7 @@ void TakeFrom(MailboxHeader& box, uint64_t position, std::byte* to, size_t bytes
 }  // namespace
 
 Mailboxes::Mailboxes(HostGroup* group)
-    : group_(group), outgoing_(group->size()), arrivals_(group->size()), kept_(group->size()) {}
+    : group_(group), outgoing_(group->size()), inboxes_(group->size()) {}
 
 void Mailboxes::Send(int to, uint64_t tag, std::span<const std::byte> data, int64_t deadline_ns,
                      Done done) {
@@ -40,14 +40,11 @@ void Mailboxes::Send(int to, uint64_t tag, std::span<const std::byte> data, int6
   ++sends_;
 }
 
-void Mailboxes::Receive(int from, uint64_t tag, std::span<std::byte> data, int* source,
-                        int64_t deadline_ns, Done done) {
-  receives_.push_back({.from = from,
-                       .tag = tag,
-                       .data = data,
-                       .source = source,
-                       .deadline_ns = deadline_ns,
-                       .done = std::move(done)});
+void Mailboxes::Receive(int from, uint64_t tag, std::span<std::byte> data, int64_t deadline_ns,
+                        Done done) {
+  inboxes_[from].receives.push_back(
+      {.tag = tag, .data = data, .deadline_ns = deadline_ns, .done = std::move(done)});
+  ++receives_;
 }
 
 bool Mailboxes::Advance(Finished& finished) {
@@ -55,7 +52,7 @@ bool Mailboxes::Advance(Finished& finished) {
   for (int member = 0; member < group_->size() && !empty(); ++member) {
     moved_ = false;
     if (!outgoing_[member].empty()) AdvanceSends(member, finished);
-    if (!receives_.empty()) AdvanceReceives(member, finished);
+    if (receives_ > 0) AdvanceReceives(member, finished);
     if (moved_) group_->Notify(member);
     moved |= moved_;
   }
@@ -90,102 +87,81 @@ void Mailboxes::AdvanceSends(int to, Finished& finished) {
   }
 }
 
-std::list<Mailboxes::InMessage>::iterator Mailboxes::FindTaker(int from, uint64_t tag) {
-  return std::find_if(receives_.begin(), receives_.end(), [&](const InMessage& message) {
-    return (message.from == from || message.from < 0) && message.tag == tag;
-  });
-}
-
 // Reads the frame of the next message, and finds the memory for it. False: nothing is to be read.
 bool Mailboxes::BeginArrival(int from) {
-  Arrival& arrival = arrivals_[from];
+  Inbox& inbox = inboxes_[from];
+  if (inbox.receives.empty()) return false;
   MailboxHeader& box = group_->segment().mailbox(from, group_->member());
-  const auto is_from = [&](const InMessage& message) {
-    return message.from == from || message.from < 0;
-  };
-  if (std::none_of(receives_.begin(), receives_.end(), is_from)) return false;
   const uint64_t read = box.read.load(std::memory_order_relaxed);
   if (box.written.load(std::memory_order_acquire) - read < sizeof(Frame)) return false;
-  TakeFrom(box, read, reinterpret_cast<std::byte*>(&arrival.frame), sizeof(Frame));
+  TakeFrom(box, read, reinterpret_cast<std::byte*>(&inbox.frame), sizeof(Frame));
   box.read.store(read + sizeof(Frame), std::memory_order_release);
   moved_ = true;
-  arrival.begun = true;
-  arrival.received = 0;
-  arrival.taker = FindTaker(from, arrival.frame.tag);
-  const bool fits =
-      arrival.taker != receives_.end() && arrival.taker->data.size() == arrival.frame.bytes;
-  arrival.kept = {.tag = arrival.frame.tag, .data = {}};
-  if (!fits) arrival.kept.data.resize(arrival.frame.bytes);
-  // A message under way belongs to its receive: no other may take it.
-  if (arrival.taker != receives_.end()) arrival.taker->from = from;
+  inbox.begun = true;
+  inbox.received = 0;
+  const auto first =
+      std::ranges::find(inbox.receives, inbox.frame.tag, [](const auto& one) { return one.tag; });
+  if (first != inbox.receives.end() && first->data.size() == inbox.frame.bytes) {
+    inbox.taker.splice(inbox.taker.end(), inbox.receives, first);
+  } else {
+    inbox.data.resize(inbox.frame.bytes);
+  }
   return true;
 }
 
-void Mailboxes::Complete(std::list<InMessage>::iterator message, int from, uint64_t bytes,
-                         Finished& finished) {
-  absl::Status status;
-  if (bytes != message->data.size()) {
-    status = absl::InvalidArgumentError(absl::StrCat("rank ", from, " of the host has sent ", bytes,
-                                                     " bytes where ", message->data.size(),
-                                                     " were expected"));
-  }
-  if (message->source != nullptr) *message->source = from;
-  finished.emplace_back(std::move(message->done), std::move(status));
-  receives_.erase(message);
-}
-
-void Mailboxes::EndArrival(int from, Finished& finished) {
-  Arrival& arrival = arrivals_[from];
-  arrival.begun = false;
-  if (arrival.taker != receives_.end()) {
-    Complete(arrival.taker, from, arrival.frame.bytes, finished);
-  } else {
-    // A receive of the tag may have been added meanwhile. It comes before the next message.
-    kept_[from].push_back(std::move(arrival.kept));
-    TakeKept(from, finished);
-  }
-}
-
-// Gives messages that came before others of their tag were asked for to their receives.
+// Gives the kept messages to the receives that have asked for them meanwhile.
 void Mailboxes::TakeKept(int from, Finished& finished) {
-  std::list<Kept>& kept = kept_[from];
-  for (auto message = receives_.begin(); message != receives_.end() && !kept.empty();) {
-    const auto next = std::next(message);
-    const bool under_way = arrivals_[from].begun && arrivals_[from].taker == message;
-    const auto found = std::find_if(kept.begin(), kept.end(), [&](const Kept& one) {
-      return one.tag == message->tag && (message->from == from || message->from < 0) && !under_way;
-    });
-    if (found != kept.end()) {
-      const size_t bytes = found->data.size();
-      if (bytes == message->data.size() && bytes > 0) {
-        std::memcpy(message->data.data(), found->data.data(), bytes);
-      }
-      kept.erase(found);
-      moved_ = true;
-      Complete(message, from, bytes, finished);
+  Inbox& inbox = inboxes_[from];
+  for (auto kept = inbox.kept.begin(); kept != inbox.kept.end();) {
+    const auto taker =
+        std::ranges::find(inbox.receives, kept->tag, [](const auto& one) { return one.tag; });
+    if (taker == inbox.receives.end()) {
+      ++kept;
+      continue;
     }
-    message = next;
+    absl::Status status;
+    if (kept->data.size() != taker->data.size()) {
+      status = absl::InvalidArgumentError(absl::StrCat("rank ", from, " of the host has sent ",
+                                                       kept->data.size(), " bytes where ",
+                                                       taker->data.size(), " were expected"));
+    } else {
+      std::ranges::copy(kept->data, taker->data.begin());
+    }
+    moved_ = true;
+    finished.emplace_back(std::move(taker->done), std::move(status));
+    inbox.receives.erase(taker);
+    --receives_;
+    kept = inbox.kept.erase(kept);
   }
 }
 
 void Mailboxes::AdvanceReceives(int from, Finished& finished) {
-  if (!kept_[from].empty()) TakeKept(from, finished);
+  Inbox& inbox = inboxes_[from];
+  TakeKept(from, finished);
   MailboxHeader& box = group_->segment().mailbox(from, group_->member());
-  while (arrivals_[from].begun || BeginArrival(from)) {
-    Arrival& arrival = arrivals_[from];
+  while (inbox.begun || BeginArrival(from)) {
     const uint64_t read = box.read.load(std::memory_order_relaxed);
     const size_t there = box.written.load(std::memory_order_acquire) - read;
-    const size_t count = std::min<size_t>(there, arrival.frame.bytes - arrival.received);
+    const size_t count = std::min<size_t>(there, inbox.frame.bytes - inbox.received);
     if (count > 0) {
-      const bool fits = arrival.kept.data.empty();
-      std::byte* const to = fits ? arrival.taker->data.data() : arrival.kept.data.data();
-      TakeFrom(box, read, to + arrival.received, count);
+      const bool taken = !inbox.taker.empty();
+      std::byte* const to = taken ? inbox.taker.front().data.data() : inbox.data.data();
+      TakeFrom(box, read, to + inbox.received, count);
       box.read.store(read + count, std::memory_order_release);
       moved_ = true;
-      arrival.received += count;
+      inbox.received += count;
     }
-    if (arrival.received < arrival.frame.bytes) return;
-    EndArrival(from, finished);
+    if (inbox.received < inbox.frame.bytes) return;
+    inbox.begun = false;
+    if (inbox.taker.empty()) {
+      inbox.kept.push_back({.tag = inbox.frame.tag, .data = std::move(inbox.data)});
+      inbox.data = {};
+      TakeKept(from, finished);
+    } else {
+      finished.emplace_back(std::move(inbox.taker.front().done), absl::OkStatus());
+      inbox.taker.clear();
+      --receives_;
+    }
   }
 }
 
@@ -205,21 +181,20 @@ bool Mailboxes::FailHopeless(int64_t now_ns, Finished& finished) {
     if (now_ns < deadline_ns) return absl::OkStatus();
     late = true;
     return absl::DeadlineExceededError(
-        member < 0 ? std::string("Timed out: no rank has sent a message")
-                   : absl::StrCat("Timed out waiting for rank ", member, " of the host"));
+        absl::StrCat("Timed out waiting for rank ", member, " of the host"));
   };
-  for (auto message = receives_.begin(); message != receives_.end();) {
-    const auto next = std::next(message);
-    const bool gone = message->from >= 0 && HasNoMoreFrom(message->from);
-    absl::Status status = reason(message->from, gone, message->deadline_ns);
-    if (!status.ok()) {
-      for (Arrival& arrival : arrivals_) {
-        if (arrival.begun && arrival.taker == message) arrival.begun = false;
-      }
-      finished.emplace_back(std::move(message->done), std::move(status));
-      receives_.erase(message);
+  for (int from = 0; from < group_->size(); ++from) {
+    Inbox& inbox = inboxes_[from];
+    for (std::list<InMessage>* const list : {&inbox.taker, &inbox.receives}) {
+      receives_ -= std::erase_if(*list, [&](InMessage& message) {
+        absl::Status status = reason(from, HasNoMoreFrom(from), message.deadline_ns);
+        if (status.ok()) return false;
+        finished.emplace_back(std::move(message.done), std::move(status));
+        return true;
+      });
     }
-    message = next;
+    // The rest of a message without its receive: no more is read, as the group is at an end.
+    if (inbox.begun && inbox.taker.empty() && inbox.data.empty()) inbox.begun = false;
   }
   for (int to = 0; to < group_->size(); ++to) {
     while (!outgoing_[to].empty()) {
@@ -234,19 +209,26 @@ bool Mailboxes::FailHopeless(int64_t now_ns, Finished& finished) {
 }
 
 void Mailboxes::FailAll(const absl::Status& status, Finished& finished) {
-  for (InMessage& message : receives_) finished.emplace_back(std::move(message.done), status);
+  for (Inbox& inbox : inboxes_) {
+    for (std::list<InMessage>* const list : {&inbox.taker, &inbox.receives}) {
+      for (InMessage& message : *list) finished.emplace_back(std::move(message.done), status);
+      list->clear();
+    }
+    inbox.begun = false;
+  }
   for (std::deque<OutMessage>& queue : outgoing_) {
     for (OutMessage& message : queue) finished.emplace_back(std::move(message.done), status);
     queue.clear();
   }
-  receives_.clear();
-  for (Arrival& arrival : arrivals_) arrival.begun = false;
-  sends_ = 0;
+  sends_ = receives_ = 0;
 }
 
 int64_t Mailboxes::earliest_deadline_ns() const {
   int64_t earliest = std::numeric_limits<int64_t>::max();
-  for (const InMessage& message : receives_) earliest = std::min(earliest, message.deadline_ns);
+  for (const Inbox& inbox : inboxes_) {
+    for (const InMessage& one : inbox.taker) earliest = std::min(earliest, one.deadline_ns);
+    for (const InMessage& one : inbox.receives) earliest = std::min(earliest, one.deadline_ns);
+  }
   for (const std::deque<OutMessage>& queue : outgoing_) {
     if (!queue.empty()) earliest = std::min(earliest, queue.front().deadline_ns);
   }

@@ -36,9 +36,7 @@ class Mailboxes {
   explicit Mailboxes(HostGroup* group);
 
   void Send(int to, uint64_t tag, std::span<const std::byte> data, int64_t deadline_ns, Done done);
-  // `from` -1: of any member; `source`, which may be null, gets the number.
-  void Receive(int from, uint64_t tag, std::span<std::byte> data, int* source, int64_t deadline_ns,
-               Done done);
+  void Receive(int from, uint64_t tag, std::span<std::byte> data, int64_t deadline_ns, Done done);
 
   // Moves as many bytes as is possible without waiting, and notifies the members at the other ends.
   // Adds the functions of complete messages. Returns true when something has moved.
@@ -50,7 +48,7 @@ class Mailboxes {
 
   void FailAll(const absl::Status& status, Finished& finished);
 
-  bool empty() const { return sends_ == 0 && receives_.empty(); }
+  bool empty() const { return sends_ == 0 && receives_ == 0; }
   int64_t earliest_deadline_ns() const;
 
  private:
@@ -66,10 +64,8 @@ class Mailboxes {
     Done done;
   };
   struct InMessage {
-    int from = -1;
     uint64_t tag = 0;
     std::span<std::byte> data;
-    int* source = nullptr;
     int64_t deadline_ns = 0;
     Done done;
   };
@@ -77,31 +73,30 @@ class Mailboxes {
     uint64_t tag = 0;
     std::vector<std::byte> data;
   };
-  // A message that comes in now.
-  struct Arrival {
+  // The messages from one member.
+  struct Inbox {
+    std::list<InMessage> receives;  // in the order of the calls
+    std::list<Kept> kept;           // complete, and of a tag for which no receive has asked
+
+    // The message that comes in now.
     bool begun = false;
     Frame frame;
     size_t received = 0;
-    std::list<InMessage>::iterator taker;  // receives_.end(): none; `kept` takes it
-    Kept kept;
+    std::list<InMessage> taker;   // its receive, when that has the right size
+    std::vector<std::byte> data;  // of a message without a taker: it is kept
   };
 
   void AdvanceSends(int to, Finished& finished);
   void AdvanceReceives(int from, Finished& finished);
   bool BeginArrival(int from);
-  void EndArrival(int from, Finished& finished);
   void TakeKept(int from, Finished& finished);
-  std::list<InMessage>::iterator FindTaker(int from, uint64_t tag);
   bool HasNoMoreFrom(int member) const;
-  void Complete(std::list<InMessage>::iterator message, int from, uint64_t bytes,
-                Finished& finished);
 
   HostGroup* const group_;
   std::vector<std::deque<OutMessage>> outgoing_;  // by member
-  std::list<InMessage> receives_;                 // in the order of the calls
-  std::vector<Arrival> arrivals_;                 // by member
-  std::vector<std::list<Kept>> kept_;             // by member
+  std::vector<Inbox> inboxes_;                    // by member
   size_t sends_ = 0;
+  size_t receives_ = 0;
   bool moved_ = false;  // from or to the member that Advance() looks at
 };
 

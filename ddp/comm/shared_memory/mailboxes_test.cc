@@ -27,7 +27,6 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-constexpr int kAny = -1;
 
 // One member, without an engine: the test says when it advances.
 struct Member {
@@ -45,10 +44,9 @@ struct Member {
   }
   std::shared_ptr<std::optional<absl::Status>> Receive(int from, uint64_t tag,
                                                        std::span<std::byte> data,
-                                                       int* source = nullptr,
                                                        int64_t deadline_ns = kNever) {
     auto result = std::make_shared<std::optional<absl::Status>>();
-    mailboxes.Receive(from, tag, data, source, deadline_ns,
+    mailboxes.Receive(from, tag, data, deadline_ns,
                       [result](const absl::Status& status) { *result = status; });
     return result;
   }
@@ -178,24 +176,6 @@ TEST_F(MailboxesTest, AReceiveTakesTheOldestMessageAlsoOneUnderWay) {
   EXPECT_EQ(got_later, second);
 }
 
-TEST_F(MailboxesTest, AReceiveFromAnyMemberNamesTheSender) {
-  std::vector<std::byte> got(100'000);
-  int source = -1;
-  const auto receiving = at(1).Receive(kAny, 4, got, &source);
-  const std::vector<std::byte> sent = Bytes(got.size(), 8);
-  const auto from_two = at(2).Send(1, 4, sent);
-  at(2).Advance();
-  at(1).Advance();  // under way from member 2: it is of member 2 now
-  const std::vector<std::byte> small = Bytes(5, 1);
-  const auto from_zero = at(0).Send(1, 4, small);
-  Settle();
-  ASSERT_TRUE(receiving->has_value());
-  EXPECT_TRUE((*receiving)->ok()) << **receiving;
-  EXPECT_EQ(source, 2);
-  EXPECT_EQ(got, sent);
-  EXPECT_TRUE(from_zero->has_value());
-}
-
 TEST_F(MailboxesTest, AnotherSizeFailsTheReceiveAlone) {
   for (const size_t count : {size_t{0}, size_t{9}, size_t{11}, size_t{100'000}}) {
     const std::vector<std::byte> sent = Bytes(count, 1);
@@ -250,8 +230,8 @@ TEST_F(MailboxesTest, WhatAMemberSentBeforeItLeftArrives) {
 TEST_F(MailboxesTest, ADeadlineNamesTheMember) {
   std::vector<std::byte> got(1);
   const std::vector<std::byte> large(100'000);
-  const auto receiving = at(1).Receive(0, 1, got, nullptr, 100);
-  const auto any = at(1).Receive(kAny, 2, got, nullptr, 200);
+  const auto receiving = at(1).Receive(0, 1, got, 100);
+  const auto later = at(1).Receive(0, 2, got, 200);
   const auto sending = at(1).Send(2, 1, large, 300);
   Settle();
   EXPECT_EQ(at(1).mailboxes.earliest_deadline_ns(), 100);
@@ -262,7 +242,7 @@ TEST_F(MailboxesTest, ADeadlineNamesTheMember) {
   EXPECT_THAT((*receiving)->message(), HasSubstr("rank 0"));
   EXPECT_EQ(at(1).mailboxes.earliest_deadline_ns(), 200);
   EXPECT_TRUE(at(1).FailHopeless(300));
-  EXPECT_TRUE(any->has_value());
+  EXPECT_TRUE(later->has_value());
   ASSERT_TRUE(sending->has_value());
   EXPECT_THAT((*sending)->message(), HasSubstr("rank 2"));
   EXPECT_TRUE(at(1).mailboxes.empty());

@@ -136,7 +136,7 @@ TEST_P(ManyMembersTest, AMessageWakesItsReceiverAndItsSenderAlone) {
               std::vector<std::byte> got(1'000);
               rank.Run(2, [&](const auto& done) {
                 rank.engine->Send((member + 1) % size, 7, sent, kTimeout, done());
-                rank.engine->Receive((member + size - 1) % size, 7, got, nullptr, kTimeout, done());
+                rank.engine->Receive((member + size - 1) % size, 7, got, kTimeout, done());
               });
             }),
             Bound(6));

@@ -6,13 +6,11 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
-#include <ATen/ops/view_as_real.h>
 
 namespace ddp::internal {
 
 ElementType ElementTypeOf(at::ScalarType type) {
-  switch (c10::toRealValueType(type)) {
-    case at::kBool:
+  switch (type) {
     case at::kByte:
       return ElementType::kUint8;
     case at::kChar:
@@ -37,43 +35,28 @@ ElementType ElementTypeOf(at::ScalarType type) {
   }
 }
 
-ReduceKind ReduceKindOf(c10d::ReduceOp::RedOpType op, at::ScalarType type) {
+ReduceKind ReduceKindOf(c10d::ReduceOp::RedOpType op, ElementType type) {
   using Op = c10d::ReduceOp;
-  const bool is_bool = type == at::kBool;
-  const bool is_number = c10::isFloatingType(type) || c10::isComplexType(type);
+  const bool bitwise = op == Op::BAND || op == Op::BOR || op == Op::BXOR;
+  TORCH_CHECK(!bitwise || type < ElementType::kHalf, "bitwise operations are for integers");
   switch (op) {
     case Op::SUM:
-    case Op::AVG:
-    case Op::PREMUL_SUM:
-      TORCH_CHECK(op == Op::SUM || is_number, "averages and scaled sums are for floating types");
-      return is_bool ? ReduceKind::kBitOr : ReduceKind::kSum;
+      return ReduceKind::kSum;
     case Op::PRODUCT:
-      TORCH_CHECK(!c10::isComplexType(type), "shared memory does not multiply complex numbers");
-      return is_bool ? ReduceKind::kBitAnd : ReduceKind::kProduct;
+      return ReduceKind::kProduct;
     case Op::MIN:
-      TORCH_CHECK(!c10::isComplexType(type), "complex numbers have no minimum");
-      return is_bool ? ReduceKind::kBitAnd : ReduceKind::kMin;
+      return ReduceKind::kMin;
     case Op::MAX:
-      TORCH_CHECK(!c10::isComplexType(type), "complex numbers have no maximum");
-      return is_bool ? ReduceKind::kBitOr : ReduceKind::kMax;
+      return ReduceKind::kMax;
     case Op::BAND:
+      return ReduceKind::kBitAnd;
     case Op::BOR:
+      return ReduceKind::kBitOr;
     case Op::BXOR:
-      TORCH_CHECK(!is_number, "bitwise operations are for integers and bool");
-      return op == Op::BAND  ? ReduceKind::kBitAnd
-             : op == Op::BOR ? ReduceKind::kBitOr
-                             : ReduceKind::kBitXor;
+      return ReduceKind::kBitXor;
     default:
       TORCH_CHECK(false, "shared memory has no such reduction");
   }
-}
-
-double FactorOf(const c10d::ReduceOp& op) {
-  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return 1;
-  const auto* const scale = dynamic_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK(scale != nullptr, "a scaled sum has no factor");
-  return scale->tensor_factor.defined() ? scale->tensor_factor.item<double>()
-                                        : scale->double_factor;
 }
 
 std::span<std::byte> BytesOf(const at::Tensor& tensor) {
@@ -91,11 +74,6 @@ at::Tensor BytesOfSparse(const at::Tensor& coalesced) {
     std::memcpy(bytes.data() + indices.nbytes(), values.const_data_ptr(), values.nbytes());
   }
   return blob;
-}
-
-void DivideSums(const at::Tensor& sums, int ranks) {
-  const at::Tensor numbers = sums.is_complex() ? at::view_as_real(sums) : sums;
-  numbers.div_(ranks);
 }
 
 at::Tensor SumOfSparse(const std::vector<at::Tensor>& parts, const at::Tensor& mine, size_t begin,

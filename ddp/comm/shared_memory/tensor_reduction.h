@@ -13,23 +13,16 @@
 
 namespace ddp::internal {
 
-// Returns the type of the elements that a reduction adds. A complex number is two of them. Throws
-// c10::TypeError for a type that is not reduced.
+// Throws c10::TypeError for a type that is not reduced.
 ElementType ElementTypeOf(at::ScalarType type);
 
 // Throws c10::Error for an operation that does not exist for the type.
-ReduceKind ReduceKindOf(c10d::ReduceOp::RedOpType op, at::ScalarType type);
-
-// Returns the factor of a scaled sum; 1 for any other operation.
-double FactorOf(const c10d::ReduceOp& op);
+ReduceKind ReduceKindOf(c10d::ReduceOp::RedOpType op, ElementType type);
 
 std::span<std::byte> BytesOf(const at::Tensor& tensor);
 
 // Returns indices and values of a coalesced tensor as bytes.
 at::Tensor BytesOfSparse(const at::Tensor& coalesced);
-
-// Divides sums by the number of ranks. ATen divides complex numbers by way of a rounded reciprocal.
-void DivideSums(const at::Tensor& sums, int ranks);
 
 // Returns the sum over the ranks from `begin` to `end`, in the order of ReduceTree(). Each part
 // holds the indices and the values of a coalesced tensor like `mine`.

@@ -154,7 +154,7 @@ class Member {
                     is_sent = true;
                   });
     absl::Status receiving = Await([&](CollectiveEngine::Done done) {
-      engine_->Receive(from, operation, std::as_writable_bytes(std::span(got)), nullptr, kTimeout,
+      engine_->Receive(from, operation, std::as_writable_bytes(std::span(got)), kTimeout,
                        std::move(done));
     });
     engine_->Drive([&] { return is_sent.load(); }, MonotonicClock().Now() + 2 * kTimeout);
