@@ -1,7 +1,7 @@
 // Memory that the processes of a test share: a store, the groups to build, and the members'
 // reports.
-#ifndef DDP_COMM_SHARED_MEMORY_TEST_STAGE_H_
-#define DDP_COMM_SHARED_MEMORY_TEST_STAGE_H_
+#ifndef TESTING_SHARED_MEMORY_STAGE_H_
+#define TESTING_SHARED_MEMORY_STAGE_H_
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -166,4 +166,4 @@ class StageStore final : public GroupStore {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_SHARED_MEMORY_TEST_STAGE_H_
+#endif  // TESTING_SHARED_MEMORY_STAGE_H_

@@ -1,4 +1,4 @@
-#include "ddp/comm/shared_memory/test_stage_member.h"
+#include "testing/shared_memory/stage_member.h"
 
 #include <algorithm>
 #include <cstring>

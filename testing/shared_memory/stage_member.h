@@ -1,7 +1,7 @@
-#ifndef DDP_COMM_SHARED_MEMORY_TEST_STAGE_MEMBER_H_
-#define DDP_COMM_SHARED_MEMORY_TEST_STAGE_MEMBER_H_
+#ifndef TESTING_SHARED_MEMORY_STAGE_MEMBER_H_
+#define TESTING_SHARED_MEMORY_STAGE_MEMBER_H_
 
-#include "ddp/comm/shared_memory/test_stage.h"
+#include "testing/shared_memory/stage.h"
 
 namespace ddp::internal {
 
@@ -12,4 +12,4 @@ namespace ddp::internal {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_SHARED_MEMORY_TEST_STAGE_MEMBER_H_
+#endif  // TESTING_SHARED_MEMORY_STAGE_MEMBER_H_

@@ -1,6 +1,6 @@
 // Visits every state that a small model of concurrent steps can reach.
-#ifndef DDP_COMM_HOST_GROUP_TEST_STATE_EXPLORER_H_
-#define DDP_COMM_HOST_GROUP_TEST_STATE_EXPLORER_H_
+#ifndef TESTING_SHARED_MEMORY_STATE_EXPLORER_H_
+#define TESTING_SHARED_MEMORY_STATE_EXPLORER_H_
 
 #include <cstddef>
 #include <cstring>
@@ -55,4 +55,4 @@ Exploration Explore(const Model& model, const State& initial) {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_COMM_HOST_GROUP_TEST_STATE_EXPLORER_H_
+#endif  // TESTING_SHARED_MEMORY_STATE_EXPLORER_H_

@@ -16,8 +16,8 @@
 #include <string>
 #include <utility>
 
-#include "ddp/comm/host_group/test_state_explorer.h"
 #include "gtest/gtest.h"
+#include "testing/shared_memory/state_explorer.h"
 
 namespace ddp::internal {
 namespace {

@@ -21,7 +21,7 @@
 
 #include "ddp/comm/kernels/element_type.h"
 #include "ddp/comm/kernels/kernel_table.h"
-#include "ddp/comm/kernels/test_scalar_reference.h"
+#include "testing/shared_memory/scalar_reference.h"
 
 namespace ddp::internal {
 namespace {

@@ -25,9 +25,9 @@
 #include "base/process/child_process.h"
 #include "base/unique_fd.h"
 #include "ddp/comm/host_group/segment.h"
-#include "ddp/comm/shared_memory/test_stage.h"
-#include "ddp/comm/shared_memory/test_stage_member.h"
 #include "gtest/gtest.h"
+#include "testing/shared_memory/stage.h"
+#include "testing/shared_memory/stage_member.h"
 
 namespace ddp::internal {
 namespace {

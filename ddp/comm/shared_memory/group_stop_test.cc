@@ -25,8 +25,8 @@
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/kernels/reduce.h"
 #include "ddp/comm/shared_memory/collective_engine.h"
-#include "ddp/comm/shared_memory/test_stage.h"
 #include "gtest/gtest.h"
+#include "testing/shared_memory/stage.h"
 
 namespace ddp::internal {
 namespace {

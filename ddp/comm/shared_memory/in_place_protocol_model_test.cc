@@ -19,8 +19,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/comm/host_group/test_state_explorer.h"
 #include "gtest/gtest.h"
+#include "testing/shared_memory/state_explorer.h"
 
 namespace ddp::internal {
 namespace {
