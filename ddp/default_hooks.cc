@@ -33,6 +33,9 @@ bool IsArrayOf(c10::ScalarType type, const at::Tensor& tensor) {
 constexpr int64_t kElementsPerPart = 32768;
 
 bool KernelsKnow(c10::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
+internal::ElementType ElementOf(c10::ScalarType known) {
+  return known == at::kHalf ? internal::ElementType::kHalf : internal::ElementType::kBfloat16;
+}
 
 // Calls `convert(from, count, to)` with the arrays of two tensors of equal size, in parts that
 // several threads convert at once.
@@ -57,11 +60,7 @@ at::Tensor ShareInType(c10::ScalarType type, const at::Tensor& buffer, int ranks
   const float divisor = static_cast<float>(ranks);
   ConvertInParts<float, uint16_t>(buffer, share,
                                   [&](const float* from, int64_t count, uint16_t* to) {
-                                    if (type == at::kHalf) {
-                                      internal::DivideAsHalf(from, divisor, count, to);
-                                    } else {
-                                      internal::DivideAsBfloat16(from, divisor, count, to);
-                                    }
+                                    internal::DivideAs(ElementOf(type), from, divisor, count, to);
                                   });
   return share;
 }
@@ -73,8 +72,10 @@ void CopyInto(const at::Tensor& buffer, const at::Tensor& result) {
     buffer.copy_(result);
     return;
   }
-  ConvertInParts<uint16_t, float>(
-      result, buffer, type == at::kHalf ? internal::HalfToFloat : internal::Bfloat16ToFloat);
+  ConvertInParts<uint16_t, float>(result, buffer,
+                                  [&](const uint16_t* from, int64_t count, float* to) {
+                                    internal::WidenFrom(ElementOf(type), from, count, to);
+                                  });
   if (!buffer.is_inference()) buffer.unsafeGetTensorImpl()->bump_version();
 }
 

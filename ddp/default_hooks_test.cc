@@ -251,23 +251,19 @@ TEST(CompressKernelTest, HasTheBitsOfLibTorch) {
   const at::Tensor floats = ManyFloats();
   const float* const from = floats.const_data_ptr<float>();
   for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {
-    const bool half = type == at::kHalf;
+    const auto element =
+        type == at::kHalf ? internal::ElementType::kHalf : internal::ElementType::kBfloat16;
     const at::Tensor actual = at::empty(floats.sizes(), type);
     uint16_t* const to = static_cast<uint16_t*>(actual.mutable_data_ptr());
     for (const int divisor : {1, 2, 3, 6, 8, 1000}) {
-      const auto divide = half ? internal::DivideAsHalf : internal::DivideAsBfloat16;
-      divide(from, divisor, floats.numel(), to);
+      internal::DivideAs(element, from, divisor, floats.numel(), to);
       const at::Tensor expected = floats.to(type);
       internal::DivideByRanks(expected, divisor);
       SCOPED_TRACE(::testing::Message() << type << " / " << divisor);
       ExpectEqualBits(actual, expected);
     }
-    const auto scale = half ? internal::ScaleToHalf : internal::ScaleToBfloat16;
-    scale(from, 0.3f, floats.numel(), to);
-    ExpectEqualBits(actual, floats.mul(0.3f).to(type));
     const at::Tensor back = at::empty_like(floats);
-    const auto widen = half ? internal::HalfToFloat : internal::Bfloat16ToFloat;
-    widen(to, floats.numel(), back.mutable_data_ptr<float>());
+    internal::WidenFrom(element, to, floats.numel(), back.mutable_data_ptr<float>());
     EXPECT_TRUE(at::equal(back.nan_to_num(0), actual.to(at::kFloat).nan_to_num(0)));
   }
 }

@@ -208,23 +208,25 @@ void BenchmarkCompress() {
                         uint16_t* const result = shorts(thread);
                         for (size_t i = 0; i < count; ++i) result[i] = RoundToBfloat16(copy[i]);
                       }});
-  subjects.push_back({"ScaleToBfloat16", [&](int thread) {
-                        internal::ScaleToBfloat16(floats(thread), 0.3f, count, shorts(thread));
+  subjects.push_back({"Divided as bfloat16, by 2", [&](int thread) {
+                        internal::DivideAs(ElementType::kBfloat16, floats(thread), 2, count,
+                                           shorts(thread));
                       }});
-  subjects.push_back({"DivideAsBfloat16, by 2", [&](int thread) {
-                        internal::DivideAsBfloat16(floats(thread), 2, count, shorts(thread));
+  subjects.push_back({"Divided as bfloat16, by 3", [&](int thread) {
+                        internal::DivideAs(ElementType::kBfloat16, floats(thread), 3, count,
+                                           shorts(thread));
                       }});
-  subjects.push_back({"DivideAsBfloat16, by 3", [&](int thread) {
-                        internal::DivideAsBfloat16(floats(thread), 3, count, shorts(thread));
+  subjects.push_back({"Divided as half, by 2", [&](int thread) {
+                        internal::DivideAs(ElementType::kHalf, floats(thread), 2, count,
+                                           shorts(thread));
                       }});
-  subjects.push_back({"DivideAsHalf, by 2", [&](int thread) {
-                        internal::DivideAsHalf(floats(thread), 2, count, shorts(thread));
+  subjects.push_back({"Widened from bfloat16", [&](int thread) {
+                        internal::WidenFrom(ElementType::kBfloat16, shorts(thread), count,
+                                            floats(thread));
                       }});
-  subjects.push_back({"Bfloat16ToFloat", [&](int thread) {
-                        internal::Bfloat16ToFloat(shorts(thread), count, floats(thread));
-                      }});
-  subjects.push_back({"HalfToFloat", [&](int thread) {
-                        internal::HalfToFloat(shorts(thread), count, floats(thread));
+  subjects.push_back({"Widened from half", [&](int thread) {
+                        internal::WidenFrom(ElementType::kHalf, shorts(thread), count,
+                                            floats(thread));
                       }});
   Measure(subjects);
   Print(

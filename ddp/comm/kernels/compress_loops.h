@@ -10,34 +10,25 @@
 
 namespace ddp::internal {
 
-// The order in which a conversion to 16 bits rounds and computes.
-enum class NarrowSteps : uint8_t { kScale, kRoundMultiply, kRoundDivide };
-
-template <class Isa, class Lanes, NarrowSteps kSteps>
+template <class Isa, class Lanes, bool kDivide>
 DDP_KERNEL_INLINE void NarrowVector(const void* from, typename Lanes::Vector operands, void* to) {
-  const typename Lanes::Vector vector = PlainLanes<Isa, float>::Load(from);
-  if constexpr (kSteps == NarrowSteps::kScale) Lanes::Store(vector * operands, to);
-  if constexpr (kSteps == NarrowSteps::kRoundMultiply) {
-    Lanes::Store(Lanes::Round(vector) * operands, to);
-  }
-  if constexpr (kSteps == NarrowSteps::kRoundDivide) {
-    Lanes::Store(Lanes::Round(vector) / operands, to);
-  }
+  const typename Lanes::Vector rounded = Lanes::Round(PlainLanes<Isa, float>::Load(from));
+  Lanes::Store(kDivide ? rounded / operands : rounded * operands, to);
 }
 
 // As of NarrowFunction.
-template <class Isa, class Lanes, NarrowSteps kSteps>
+template <class Isa, class Lanes, bool kDivide>
 void Narrow(const float* from, float operand, size_t count, uint16_t* to) {
   const typename Lanes::Vector operands = Fill<Lanes>(operand);
   size_t at = 0;
   for (; at + Lanes::kElements <= count; at += Lanes::kElements) {
-    NarrowVector<Isa, Lanes, kSteps>(from + at, operands, to + at);
+    NarrowVector<Isa, Lanes, kDivide>(from + at, operands, to + at);
   }
   if (at == count) return;
   float rest[Lanes::kElements] = {};
   uint16_t result[Lanes::kElements];
   __builtin_memcpy(rest, from + at, (count - at) * sizeof(float));
-  NarrowVector<Isa, Lanes, kSteps>(rest, operands, result);
+  NarrowVector<Isa, Lanes, kDivide>(rest, operands, result);
   __builtin_memcpy(to + at, result, (count - at) * sizeof(uint16_t));
 }
 

@@ -12,16 +12,24 @@
 #include <gtest/gtest.h>
 
 #include "ddp/comm/kernels/kernel_table.h"
-#include "ddp/comm/kernels/test_scalar_reference.h"
+#include "testing/shared_memory/scalar_reference.h"
 
 namespace ddp::internal {
 namespace {
+
+template <ElementType kType>
+void Divide(const float* from, float divisor, size_t count, uint16_t* to) {
+  DivideAs(kType, from, divisor, count, to);
+}
+template <ElementType kType>
+void Widen(const uint16_t* from, size_t count, float* to) {
+  WidenFrom(kType, from, count, to);
+}
 
 // One of the two 16-bit types: its functions under test and its reference.
 struct Type {
   std::string name;
   CompressFunctions KernelTable::*functions;
-  NarrowFunction scale;
   NarrowFunction divide;
   WidenFunction widen;
   uint16_t (*round)(float);
@@ -29,10 +37,10 @@ struct Type {
 };
 
 std::vector<Type> Types() {
-  return {
-      {"bfloat16", &KernelTable::bfloat16, ScaleToBfloat16, DivideAsBfloat16, Bfloat16ToFloat,
-       Bfloat16Of, FloatOfBfloat16},
-      {"half", &KernelTable::half, ScaleToHalf, DivideAsHalf, HalfToFloat, HalfOf, FloatOfHalf}};
+  return {{"bfloat16", &KernelTable::bfloat16, Divide<ElementType::kBfloat16>,
+           Widen<ElementType::kBfloat16>, Bfloat16Of, FloatOfBfloat16},
+          {"half", &KernelTable::half, Divide<ElementType::kHalf>, Widen<ElementType::kHalf>,
+           HalfOf, FloatOfHalf}};
 }
 
 // Every upper half of a float's bits, each with the lower halves around the points where rounding
@@ -88,8 +96,6 @@ TEST(CompressTest, EveryVersionRoundsAsTheReference) {
       SCOPED_TRACE(type.name + ", " + table->instruction_set);
       const CompressFunctions& functions = table->*type.functions;
       for (const float operand : {1.0f, 1.0f / 3, 0x1p-30f}) {
-        ExpectNarrowed(functions.scale, floats, operand,
-                       [&](float value) { return type.round(value * operand); });
         ExpectNarrowed(functions.round_multiply, floats, operand, [&](float value) {
           return type.round(type.value(type.round(value)) * operand);
         });
@@ -119,7 +125,7 @@ TEST(CompressTest, OddCountsTouchNothingElse) {
     for (size_t count = 0; count < 70; ++count) {
       const std::vector<float> floats(count, 3);
       std::vector<uint16_t> narrowed(count + 1, 7);
-      type.scale(floats.data(), 2, count, narrowed.data());
+      type.divide(floats.data(), 0.5f, count, narrowed.data());
       EXPECT_EQ(narrowed.back(), 7);
       for (size_t i = 0; i < count; ++i) ASSERT_EQ(type.value(narrowed[i]), 6);
       std::vector<float> widened(count + 1, 7);
@@ -153,8 +159,9 @@ TEST(CompressTest, ADivisionRoundsTheNumberAndTheQuotient) {
 TEST(CompressTest, NaNsAreThoseOfTheTypes) {
   const std::vector<float> nans = {std::bit_cast<float>(0xFF812345u),
                                    std::bit_cast<float>(0x7FFFFFFFu)};
-  EXPECT_EQ(Narrowed(ScaleToBfloat16, nans, 1), (std::vector<uint16_t>{0x7FC0, 0x7FC0}));
-  EXPECT_EQ(Narrowed(ScaleToHalf, nans, 1), (std::vector<uint16_t>{0xFE09, 0x7FFF}));
+  EXPECT_EQ(Narrowed(Divide<ElementType::kBfloat16>, nans, 1),
+            (std::vector<uint16_t>{0x7FC0, 0x7FC0}));
+  EXPECT_EQ(Narrowed(Divide<ElementType::kHalf>, nans, 1), (std::vector<uint16_t>{0xFE09, 0x7FFF}));
 }
 
 }  // namespace

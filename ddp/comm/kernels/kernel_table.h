@@ -23,7 +23,6 @@ using WidenFunction = void (*)(const uint16_t* from, size_t count, float* to);
 
 // The conversions between float and one 16-bit type.
 struct CompressFunctions {
-  NarrowFunction scale = nullptr;           // multiplies, then rounds
   NarrowFunction round_multiply = nullptr;  // rounds, multiplies, rounds
   NarrowFunction round_divide = nullptr;    // rounds, divides, rounds
   WidenFunction widen = nullptr;

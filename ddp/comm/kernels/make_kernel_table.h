@@ -38,9 +38,8 @@ constexpr void SetFloating(KernelTable& table, ElementType type) {
 
 template <class Isa, class Lanes>
 constexpr CompressFunctions MakeCompressFunctions() {
-  return {.scale = &Narrow<Isa, Lanes, NarrowSteps::kScale>,
-          .round_multiply = &Narrow<Isa, Lanes, NarrowSteps::kRoundMultiply>,
-          .round_divide = &Narrow<Isa, Lanes, NarrowSteps::kRoundDivide>,
+  return {.round_multiply = &Narrow<Isa, Lanes, false>,
+          .round_divide = &Narrow<Isa, Lanes, true>,
           .widen = &Widen<Isa, Lanes>};
 }
 

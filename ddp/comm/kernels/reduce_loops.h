@@ -53,7 +53,7 @@ class ReduceLoops {
 
   static constexpr size_t kBlockBytes = 2048;
   static constexpr size_t kVectorBytes = Lanes::kElements * sizeof(Element);
-  static constexpr int kLevels = 8;  // partial results of 256 inputs, four of which make one
+  static constexpr int kLevels = 6;  // halvings of 256 inputs, until four are left
 
   static DDP_KERNEL_INLINE Vector Factors(double factor) {
     if constexpr (kScaled) {
@@ -63,9 +63,18 @@ class ReduceLoops {
     }
   }
 
+  using Storage = std::byte[kBlockBytes];
+
   // Writes the result of one block to `to`, which may be one of `from`.
   static DDP_KERNEL_INLINE void ReduceBlock(const std::byte* const* from, size_t input_count,
                                             size_t bytes, Vector factors, std::byte* to) {
+    if (input_count <= 4) return ReduceFew(from, input_count, bytes, factors, to);
+    alignas(64) Storage storage[2 * kLevels];
+    ReduceHalves(from, input_count, bytes, factors, to, storage);
+  }
+
+  static DDP_KERNEL_INLINE void ReduceFew(const std::byte* const* from, size_t input_count,
+                                          size_t bytes, Vector factors, std::byte* to) {
     switch (input_count) {
       case 1:
         if (kScaled) return Fold<1, kScaled, false>(from, bytes, factors, to, nullptr);
@@ -75,54 +84,29 @@ class ReduceLoops {
         return Fold<2, kScaled, false>(from, bytes, factors, to, nullptr);
       case 3:
         return Fold<3, kScaled, false>(from, bytes, factors, to, nullptr);
-      case 4:
-        return Fold<4, kScaled, false>(from, bytes, factors, to, nullptr);
       default:
-        return ReduceMany(from, input_count, bytes, factors, to);
+        return Fold<4, kScaled, false>(from, bytes, factors, to, nullptr);
     }
   }
 
-  // ReduceBlock for more than four inputs. Groups of four are counted in binary: two partial
-  // results of equal size become one, as a carry does. The partial results that remain at the end
-  // are combined from the right, which completes the tree.
-  static __attribute__((noinline)) void ReduceMany(const std::byte* const* from, size_t input_count,
-                                                   size_t bytes, Vector factors, std::byte* to) {
-    alignas(64) std::byte storage[kLevels][kBlockBytes];
-    const std::byte* partial[kLevels];
-    int depth = 0;
-    const size_t groups = input_count / 4;
-    for (size_t group = 0; group < groups; ++group) {
-      Fold<4, kScaled, false>(from + 4 * group, bytes, factors, storage[depth], nullptr);
-      partial[depth] = storage[depth];
-      ++depth;
-      if (4 * group + 4 == input_count) break;  // the end below makes the last carries
-      for (size_t carry = group + 1; carry % 2 == 0; carry /= 2) {
-        --depth;
-        Fold<2, false, false>(partial + depth - 1, bytes, factors, storage[depth - 1], nullptr);
+  // ReduceBlock for more than four inputs: each half of them goes into a block of `storage` first.
+  static __attribute__((noinline)) void ReduceHalves(const std::byte* const* from,
+                                                     size_t input_count, size_t bytes,
+                                                     Vector factors, std::byte* to,
+                                                     Storage* storage) {
+    const size_t middle = size_t{1} << (63 - __builtin_clzll(input_count - 1));
+    const std::byte* halves[2] = {};
+    for (int half = 0; half < 2; ++half) {
+      const std::byte* const* const inputs = half == 0 ? from : from + middle;
+      const size_t count = half == 0 ? middle : input_count - middle;
+      halves[half] = count == 1 && !kScaled ? inputs[0] : storage[half];
+      if (count > 4) {
+        ReduceHalves(inputs, count, bytes, factors, storage[half], storage + 2);
+      } else if (halves[half] == storage[half]) {
+        ReduceFew(inputs, count, bytes, factors, storage[half]);
       }
     }
-    const std::byte* const* const rest = from + 4 * groups;
-    switch (input_count % 4) {
-      case 1:
-        partial[depth] = rest[0];
-        if (kScaled) Fold<1, kScaled, false>(rest, bytes, factors, storage[depth], nullptr);
-        break;
-      case 2:
-        Fold<2, kScaled, false>(rest, bytes, factors, storage[depth], nullptr);
-        break;
-      case 3:
-        Fold<3, kScaled, false>(rest, bytes, factors, storage[depth], nullptr);
-        break;
-    }
-    if (input_count % 4 != 0) {
-      if (kScaled || input_count % 4 != 1) partial[depth] = storage[depth];
-      ++depth;
-    }
-    for (; depth > 1; --depth) {
-      std::byte* const result = depth == 2 ? to : storage[depth - 2];
-      Fold<2, false, false>(partial + depth - 2, bytes, factors, result, nullptr);
-      partial[depth - 2] = result;
-    }
+    Fold<2, false, false>(halves, bytes, factors, to, nullptr);
   }
 
   // Writes the tree over kLeaves arrays to `to` and, with kTwo, to `also`. Both may be leaves.
