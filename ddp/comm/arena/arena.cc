@@ -10,6 +10,7 @@
 #include <bit>
 #include <cerrno>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -65,17 +66,6 @@ absl::Status ErrnoStatus(const char* call) {
   return absl::ErrnoToStatus(errno, absl::StrCat("the arena of shared memory: ", call));
 }
 
-// Adds a range above all of `ranges`, as part of the last one where the two touch.
-void Append(ArenaRange range, std::vector<ArenaRange>& ranges) {
-  if (!ranges.empty() && ranges.back().offset + ranges.back().bytes == range.offset) {
-    ranges.back().bytes += range.bytes;
-  } else {
-    ranges.push_back(range);
-  }
-}
-
-size_t Hash(size_t bytes) { return (bytes * 0x9E3779B97F4A7C15u) >> 32; }
-
 }  // namespace
 
 // The arenas of this process, which fork() makes private in the child. Thread-safe. A fork waits
@@ -117,8 +107,7 @@ Arena& Arena::OfProcess(int ranks) {
 }
 
 Arena::Arena(size_t reservation_bytes, int ranks)
-    : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
-      classes_(std::make_unique<SizeClass[]>(kClasses)) {
+    : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
   status_ = Reserve(std::max(reservation_bytes, kSmallestBlock), ranks);
   if (status_.ok()) ArenaForkGuard::OfProcess().Add(this);
 }
@@ -165,52 +154,16 @@ absl::Status Arena::Reserve(size_t bytes, int ranks) {
   return absl::OkStatus();
 }
 
-Arena::SizeClass* Arena::Find(size_t bytes) const {
-  const size_t hash = Hash(bytes);
-  for (size_t i = 0; i < kProbes; ++i) {
-    SizeClass& entry = classes_[(hash + i) % kClasses];
-    const size_t found = entry.bytes.load(std::memory_order_acquire);
-    if (found == bytes) return &entry;
-    if (found == 0) break;
-  }
-  return nullptr;
-}
-
-Arena::SizeClass* Arena::FindOrAdd(size_t bytes) {
-  if (SizeClass* const found = Find(bytes)) return found;
-  const size_t hash = Hash(bytes);
-  for (size_t i = 0; i < kProbes; ++i) {
-    SizeClass& entry = classes_[(hash + i) % kClasses];
-    if (entry.demands.load(std::memory_order_relaxed) != 0 || entry.blocks != 0) continue;
-    // The entry or its size is unused. A reader that looks for the old size finds nothing.
-    entry.bytes.store(bytes, std::memory_order_release);
-    return &entry;
-  }
-  return nullptr;
-}
-
-uint64_t Arena::Cut(SizeClass& size_class) {
-  const size_t bytes = Rounded(size_class.bytes.load(std::memory_order_relaxed));
+uint64_t Arena::Cut(size_t bytes) {
   const std::optional<uint64_t> offset = ranges_.Take(bytes);
   if (!offset.has_value()) return kNoBlock;
   if (extent_.load(std::memory_order_relaxed) < *offset + bytes) extent_.store(*offset + bytes);
-  ++size_class.blocks;
   statistics_.bytes_touched += bytes;
   return *offset;
 }
 
-void Arena::PushFree(SizeClass& size_class, uint64_t offset) {
-  SlotOf(offset).next_free = std::exchange(size_class.first_free, offset);
-}
-
-uint64_t Arena::PopFree(SizeClass& size_class) {
-  const uint64_t offset = size_class.first_free;
-  if (offset != kNoBlock) size_class.first_free = SlotOf(offset).next_free;
-  return offset;
-}
-
-void Arena::Release(SizeClass& size_class, uint64_t offset) {
-  const size_t bytes = Rounded(size_class.bytes.load(std::memory_order_relaxed));
+void Arena::Release(SizeClass& size_class, size_t bytes, uint64_t offset) {
+  bytes = Rounded(bytes);
   if (madvise(base_ + offset, bytes, MADV_REMOVE) != 0) {
     LOG(WARNING) << "the arena of shared memory cannot give " << bytes
                  << " bytes back: " << ErrnoStatus("madvise");
@@ -220,10 +173,10 @@ void Arena::Release(SizeClass& size_class, uint64_t offset) {
   ranges_.Add({.offset = offset, .bytes = bytes});
 }
 
-absl::Status Arena::Populate(const ArenaRange& range) const {
-  UseHugePages(base_ + range.offset, range.bytes);
+absl::Status Arena::Populate(uint64_t offset, size_t bytes) const {
+  UseHugePages(base_ + offset, bytes);
 #ifdef MADV_POPULATE_WRITE
-  if (madvise(base_ + range.offset, range.bytes, MADV_POPULATE_WRITE) == 0) {
+  if (bytes == 0 || madvise(base_ + offset, bytes, MADV_POPULATE_WRITE) == 0) {
     return absl::OkStatus();
   }
   if (errno != EINVAL) {
@@ -231,8 +184,8 @@ absl::Status Arena::Populate(const ArenaRange& range) const {
   }
 #endif
   // Linux before 5.14. The blocks are new, so their content does not matter.
-  for (uint64_t done = 0; done < range.bytes; done += page_) {
-    *reinterpret_cast<volatile std::byte*>(base_ + range.offset + done) = std::byte{0};
+  for (uint64_t done = 0; done < bytes; done += page_) {
+    *reinterpret_cast<volatile std::byte*>(base_ + offset + done) = std::byte{0};
   }
   return absl::OkStatus();
 }
@@ -242,50 +195,44 @@ absl::StatusOr<ArenaDemand> Arena::AddDemand(const DemandOptions& options) {
   if (forked_.load(std::memory_order_relaxed)) {
     return absl::FailedPreconditionError("a forked child has no arena of shared memory");
   }
-  std::map<size_t, size_t> gradients;
-  std::map<uint64_t, SizeClass*> made;  // by offset; in no list yet
-  size_t capacity = 0;
+  std::map<size_t, size_t> gradients;  // how many have a size
+  size_t capacity = options.capacity_bytes;
+  for (const size_t bytes : options.gradient_bytes) {
+    if (bytes < kSmallestBlock) continue;
+    ++gradients[bytes];
+    if (options.capacity_bytes == 0) capacity += 2 * Rounded(bytes);
+  }
+  std::vector<size_t> made;  // sizes of new blocks, which lie side by side
+  size_t present = 0;        // their sum
+  uint64_t begin = kNoBlock;
   {
     MutexLock lock(mutex_);
-    for (const size_t bytes : options.gradient_bytes) {
-      SizeClass* const size_class = bytes < kSmallestBlock ? nullptr : FindOrAdd(bytes);
-      if (size_class == nullptr) continue;
-      size_class->demands.fetch_add(1, std::memory_order_relaxed);
-      ++gradients[bytes];
-      capacity += 2 * Rounded(bytes);
-    }
-    if (options.capacity_bytes > 0) capacity = options.capacity_bytes;
     statistics_.capacity += capacity;
-    size_t left = Rounded(capacity);
     for (const auto& [bytes, count] : gradients) {
-      SizeClass& size_class = *Find(bytes);
-      while (size_class.blocks < size_class.demands.load(std::memory_order_relaxed) &&
-             Rounded(bytes) <= left) {
-        const uint64_t offset = Cut(size_class);
-        if (offset == kNoBlock) break;  // Allocate() will be refused
-        made.emplace(offset, &size_class);
-        left -= Rounded(bytes);
+      SizeClass& size_class = classes_[bytes];
+      size_class.demands += count;
+      for (size_t blocks = size_class.blocks;
+           blocks < size_class.demands && present + Rounded(bytes) <= Rounded(capacity); ++blocks) {
+        made.push_back(bytes);
+        present += Rounded(bytes);
       }
     }
+    if (!made.empty()) begin = Cut(present);
+    if (begin == kNoBlock) made.clear();  // Allocate() looks for room block by block
+    for (const size_t bytes : made) ++classes_[bytes].blocks;
   }
-  std::vector<ArenaRange> ranges;
-  for (const auto& [offset, size_class] : made) {
-    Append({.offset = offset, .bytes = Rounded(size_class->bytes.load(std::memory_order_relaxed))},
-           ranges);
-  }
-  absl::Status status;
-  for (const ArenaRange& range : ranges) {
-    status = Populate(range);
-    if (!status.ok()) break;
-  }
+  const ArenaDemand demand(
+      this, [this, gradients, capacity](const void*) { Withdraw(gradients, capacity); });
+  if (made.empty()) return demand;
+  const absl::Status status = Populate(begin, present);
   {
-    // The lowest offset is the first to be served.
     MutexLock lock(mutex_);
-    for (auto block = made.rbegin(); block != made.rend(); ++block) {
-      PushFree(*block->second, block->first);
+    uint64_t end = begin + present;
+    for (auto bytes = made.rbegin(); bytes != made.rend(); ++bytes) {  // the lowest is served first
+      end -= Rounded(*bytes);
+      classes_[*bytes].free.push_back(end);
     }
   }
-  ArenaDemand demand(this, std::move(gradients), capacity, std::move(ranges));
   if (!status.ok()) return status;  // the demand withdraws itself
   return demand;
 }
@@ -294,54 +241,59 @@ void Arena::Withdraw(const std::map<size_t, size_t>& gradients, size_t capacity)
   if (forked_.load(std::memory_order_relaxed)) return;
   MutexLock lock(mutex_);
   statistics_.capacity -= capacity;
-  ++withdrawals_;
   for (const auto& [bytes, count] : gradients) {
-    SizeClass& size_class = *Find(bytes);
-    // The arena does not know the demand's blocks among the allocated ones. Free() corrects an
-    // estimate that is too high.
-    size_class.withdrawals = withdrawals_;
+    SizeClass& size_class = classes_[bytes];
+    size_class.demands -= count;
     const size_t outliving = std::min(count, size_class.in_use - size_class.outliving);
     size_class.outliving += outliving;
     statistics_.outliving += outliving * Rounded(bytes);
-    if (size_class.demands.fetch_sub(count, std::memory_order_relaxed) != count) continue;
-    for (uint64_t offset; (offset = PopFree(size_class)) != kNoBlock;) Release(size_class, offset);
   }
-  for (size_t i = 0; i < kClasses && statistics_.bytes_touched > Limit(); ++i) {
-    while (statistics_.bytes_touched > Limit()) {
-      const uint64_t offset = PopFree(classes_[i]);
-      if (offset == kNoBlock) break;
-      Release(classes_[i], offset);
+  for (auto entry = classes_.begin(); entry != classes_.end();) {
+    auto& [bytes, size_class] = *entry;
+    while (!size_class.free.empty() &&
+           (size_class.demands == 0 || statistics_.bytes_touched > Limit())) {
+      Release(size_class, bytes, size_class.free.back());
+      size_class.free.pop_back();
     }
+    const bool used = size_class.demands > 0 || size_class.blocks > 0;
+    entry = used ? std::next(entry) : classes_.erase(entry);
   }
 }
 
 void* Arena::Allocate(size_t bytes) {
   if (bytes < kSmallestBlock || forked_.load(std::memory_order_relaxed)) return nullptr;
-  SizeClass* const size_class = Find(bytes);
-  if (size_class == nullptr || size_class->demands.load(std::memory_order_relaxed) == 0) {
-    return nullptr;
-  }
   MutexLock lock(mutex_);
-  // The last demand may have been withdrawn, and the entry may have another size by now.
-  if (size_class->bytes.load(std::memory_order_relaxed) != bytes ||
-      size_class->demands.load(std::memory_order_relaxed) == 0) {
-    return nullptr;
-  }
-  uint64_t offset = PopFree(*size_class);
-  if (offset == kNoBlock && statistics_.bytes_touched + Rounded(bytes) <= Limit()) {
-    offset = Cut(*size_class);
+  const auto found = classes_.find(bytes);
+  if (found == classes_.end() || found->second.demands == 0) return nullptr;
+  SizeClass& size_class = found->second;
+  uint64_t offset = kNoBlock;
+  if (!size_class.free.empty()) {
+    offset = size_class.free.back();
+    size_class.free.pop_back();
+  } else if (statistics_.bytes_touched + Rounded(bytes) <= Limit()) {
+    offset = Cut(Rounded(bytes));
+    if (offset != kNoBlock) ++size_class.blocks;
   }
   if (offset == kNoBlock) {
     ++statistics_.refusals;
     return nullptr;
   }
-  ++size_class->in_use;
+  ++size_class.in_use;
   statistics_.bytes_in_use += Rounded(bytes);
   Slot& slot = SlotOf(offset);
   slot.claim.store(0, std::memory_order_relaxed);
-  slot.withdrawals = withdrawals_;
   slot.live.store(Live(offset, bytes), std::memory_order_release);
   return base_ + offset;
+}
+
+absl::StatusOr<std::shared_ptr<std::byte>> Arena::AllocateAlone(size_t bytes) {
+  bytes = std::max(bytes, kSmallestBlock);
+  auto demand = AddDemand({.gradient_bytes = {bytes}, .capacity_bytes = bytes});
+  DDP_RETURN_IF_ERROR(demand.status());
+  auto* const block = static_cast<std::byte*>(Allocate(bytes));
+  if (block == nullptr) return absl::ResourceExhaustedError("the arena of shared memory is full");
+  return std::shared_ptr<std::byte>(
+      block, [this, demand = *std::move(demand)](std::byte* memory) { Free(memory); });
 }
 
 void Arena::Free(void* block) {
@@ -353,19 +305,19 @@ void Arena::Free(void* block) {
   const size_t bytes = live >> 2;
   CHECK(live != 0 && offset % kUnit == 0 && live == Live(offset, bytes))
       << "no block is allocated at offset " << offset;
-  SizeClass& size_class = *Find(bytes);
+  SizeClass& size_class = classes_[bytes];
   --size_class.in_use;
   statistics_.bytes_in_use -= Rounded(bytes);
-  if (size_class.outliving > 0 && SlotOf(offset).withdrawals < size_class.withdrawals) {
+  // The arena does not know which blocks have lost their demand. No more have than are allocated.
+  if (size_class.outliving > size_class.in_use) {
     --size_class.outliving;
     statistics_.outliving -= Rounded(bytes);
   }
-  if (size_class.demands.load(std::memory_order_relaxed) == 0 ||
-      statistics_.bytes_touched > Limit()) {
-    Release(size_class, offset);
-  } else {
-    PushFree(size_class, offset);
+  if (size_class.demands > 0 && statistics_.bytes_touched <= Limit()) {
+    return size_class.free.push_back(offset);
   }
+  Release(size_class, bytes, offset);
+  if (size_class.demands == 0 && size_class.blocks == 0) classes_.erase(bytes);
 }
 
 Arena::Statistics Arena::statistics() const {
@@ -387,36 +339,6 @@ void Arena::BecomePrivate() {
   // No block lies beyond. The addresses stay reserved, so Contains() stays true to its word.
   mmap(base_ + extent, reservation_ - extent, PROT_NONE,
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-}
-
-ArenaDemand::ArenaDemand(Arena* arena, std::map<size_t, size_t> gradients, size_t capacity,
-                         std::vector<ArenaRange> ranges)
-    : arena_(arena),
-      gradients_(std::move(gradients)),
-      capacity_(capacity),
-      ranges_(std::move(ranges)) {}
-
-ArenaDemand::ArenaDemand(ArenaDemand&& other) noexcept
-    : arena_(std::exchange(other.arena_, nullptr)),
-      gradients_(std::move(other.gradients_)),
-      capacity_(other.capacity_),
-      ranges_(std::move(other.ranges_)) {}
-
-ArenaDemand& ArenaDemand::operator=(ArenaDemand&& other) noexcept {
-  if (this != &other) {
-    Withdraw();
-    arena_ = std::exchange(other.arena_, nullptr);
-    gradients_ = std::move(other.gradients_);
-    capacity_ = other.capacity_;
-    ranges_ = std::move(other.ranges_);
-  }
-  return *this;
-}
-
-ArenaDemand::~ArenaDemand() { Withdraw(); }
-
-void ArenaDemand::Withdraw() {
-  if (Arena* const arena = std::exchange(arena_, nullptr)) arena->Withdraw(gradients_, capacity_);
 }
 
 }  // namespace ddp::internal

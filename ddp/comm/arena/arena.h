@@ -3,28 +3,21 @@
 // An Arena is one memfd, mapped whole. Peers map the same descriptor (peer_arena.h) and then read
 // and write the arena's blocks in place. A block is named by its offset in the file.
 //
-// Blocks. A block holds at least kSmallestBlock bytes and begins at a page. Only sizes that a
-// demand has registered are served. Each size has a list of free blocks; the block freed last is
-// served first. The blocks of a size without a demand, and blocks beyond the capacity, are given
-// back to the system when they are free.
+// Blocks. Only sizes that a demand has registered are served. The blocks of a size without a
+// demand, and blocks beyond the capacity, are given back to the system when they are free. The
+// owner must keep a block allocated until every peer has finished with it: a later write would land
+// in the next tensor, or would bring released memory back.
 //
-// Demands. A model adds a demand with the sizes of its gradients. A demand raises the capacity and
-// makes memory present for the gradients, so that no backward takes page faults. The destruction of
-// the demand undoes both. A block may outlive its demand: it takes no capacity from the demands
-// that are left.
-//
-// Lifetime of a block. The owner must keep a block allocated until every peer has finished with it.
-// A write of a peer into a freed block may land in the next tensor, or may bring released memory
-// back.
+// Demands. A model adds a demand with the sizes of its gradients. It raises the capacity and makes
+// memory present for the gradients, so that no backward takes page faults. A block may outlive its
+// demand: it takes no capacity from the demands that are left.
 //
 // Fork. In a forked child the arena is a private copy: a write of the child reaches neither the
-// parent nor the peers. A block that the child has not written shows the later writes of the
-// parent. In the child, Allocate() returns null, Free() does nothing and AddDemand() returns an
-// error.
+// parent nor the peers. A block that the child has not written shows later writes of the parent.
+// The child can allocate nothing, and frees nothing.
 //
-// The size of the file is the whole reservation from the start. Holes cost nothing. The file is
-// sealed against a change of size, so a peer cannot be made to fault by truncation. The mapping is
-// left out of core dumps: a dump would fill the holes.
+// The file has its size from the start, and is sealed: no peer can be made to fault by truncation.
+// Holes cost nothing. Core dumps leave the mapping out: they would fill the holes.
 #ifndef DDP_COMM_ARENA_ARENA_H_
 #define DDP_COMM_ARENA_ARENA_H_
 
@@ -34,6 +27,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -45,7 +39,9 @@
 
 namespace ddp::internal {
 
-class ArenaDemand;
+// The demand of one model. The destruction of the last copy withdraws it, and gives the memory of
+// free blocks back. The arena outlives it.
+using ArenaDemand = std::shared_ptr<const void>;
 
 // Thread-safe.
 class Arena {
@@ -108,6 +104,10 @@ class Arena {
   // The caller owns the block and gives it back with Free().
   void* Allocate(size_t bytes);
 
+  // Returns a block of at least `bytes` with a demand of its own, which ends with the block.
+  // Errors: as AddDemand(), and kResourceExhausted when the arena has no room.
+  absl::StatusOr<std::shared_ptr<std::byte>> AllocateAlone(size_t bytes);
+
   // Frees a block. `block` is null or the start of an allocated block: anything else is a CHECK
   // failure. Any thread may free.
   void Free(void* block);
@@ -141,7 +141,6 @@ class Arena {
   Statistics statistics() const;
 
  private:
-  friend class ArenaDemand;
   friend class ArenaForkGuard;
 
   // A block starts at a page and has at least kSmallestBlock bytes. So at most one block starts in
@@ -151,28 +150,19 @@ class Arena {
   // Every page size is a multiple of this.
   static constexpr size_t kUnit = size_t{4} * 1024;
   static constexpr uint64_t kNoBlock = ~uint64_t{0};
-  // The table of sizes, and how far from its hash an entry may lie.
-  static constexpr size_t kClasses = 4096;
-  static constexpr size_t kProbes = 64;
 
   struct Slot {
     std::atomic<uint64_t> live;   // Live() of the allocated block; 0: none
     std::atomic<uint64_t> claim;  // the last pass; 0: none
-    // Guarded by mutex_.
-    uint64_t next_free;    // of a free block: the next one of the size, or kNoBlock
-    uint64_t withdrawals;  // of an allocated block: withdrawals_ at the allocation
   };
 
-  // A size. Entries are found by hashing, without the lock. `bytes` and `demands` are written under
-  // the lock, all other fields are also read under it.
+  // The blocks of one size.
   struct SizeClass {
-    std::atomic<size_t> bytes{0};    // 0: the entry has never been used
-    std::atomic<size_t> demands{0};  // the gradients of this size in all demands
-    size_t blocks = 0;               // allocated and free; those of a running AddDemand() too
-    size_t in_use = 0;               // allocated
-    size_t outliving = 0;            // allocated; the demand has been withdrawn
-    uint64_t withdrawals = 0;        // withdrawals_ after the last demand with this size
-    uint64_t first_free = kNoBlock;
+    size_t demands = 0;    // the gradients of this size in all demands
+    size_t blocks = 0;     // allocated and free; those of a running AddDemand() too
+    size_t in_use = 0;     // allocated
+    size_t outliving = 0;  // allocated; the demand has been withdrawn. An estimate: see Free()
+    std::vector<uint64_t> free;  // the last one is served next
   };
 
   // The exact size of an allocated block, and the unit of its piece at which the block starts.
@@ -184,23 +174,19 @@ class Arena {
   Slot& SlotOf(uint64_t offset) const { return slots_[offset >> kSlotShift]; }
 
   absl::Status Reserve(size_t bytes, int ranks);
-  SizeClass* Find(size_t bytes) const;
-  // Returns null when all entries near the hash are in use.
-  SizeClass* FindOrAdd(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Cuts a block out of the unused ranges. Returns kNoBlock when no range is large enough.
-  uint64_t Cut(SizeClass& size_class) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void PushFree(SizeClass& size_class, uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t PopFree(SizeClass& size_class) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives the memory of a block that is neither allocated nor in a list back to the system.
-  void Release(SizeClass& size_class, uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes `bytes` of the unused ranges. Returns kNoBlock when no range is large enough.
+  uint64_t Cut(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives the memory of a block that is neither allocated nor free back to the system.
+  void Release(SizeClass& size_class, size_t bytes, uint64_t offset)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Undoes a demand: lowers the capacity, and releases free blocks. All free blocks of sizes
   // without a demand are released, and others while the arena holds more than its limit.
   void Withdraw(const std::map<size_t, size_t>& gradients, size_t capacity);
   size_t Limit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return statistics_.capacity + statistics_.outliving;
   }
-  // Makes the memory of `range` present.
-  absl::Status Populate(const ArenaRange& range) const;
+  // Makes memory present.
+  absl::Status Populate(uint64_t offset, size_t bytes) const;
   // The child's part of fork().
   void BecomePrivate();
 
@@ -211,42 +197,14 @@ class Arena {
   std::byte* base_ = nullptr;
   size_t reservation_ = 0;
   Slot* slots_ = nullptr;  // one for each kSmallestBlock bytes of the reservation
-  const std::unique_ptr<SizeClass[]> classes_;
 
   std::atomic<bool> forked_{false};  // true in a forked child
   std::atomic<uint64_t> extent_{0};  // no block has ever ended after this offset
 
   mutable Mutex mutex_;
   FreeRanges ranges_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<size_t, SizeClass> classes_ ABSL_GUARDED_BY(mutex_);  // by size
   Statistics statistics_ ABSL_GUARDED_BY(mutex_);
-  uint64_t withdrawals_ ABSL_GUARDED_BY(mutex_) = 0;  // of demands, so far
-};
-
-// The demand of one model. Move-only. The destruction withdraws the demand and gives the memory of
-// free blocks back. Thread-compatible. The arena outlives the demand.
-class ArenaDemand {
- public:
-  ArenaDemand(ArenaDemand&& other) noexcept;
-  ArenaDemand& operator=(ArenaDemand&& other) noexcept;
-  ArenaDemand(const ArenaDemand&) = delete;
-  ArenaDemand& operator=(const ArenaDemand&) = delete;
-  ~ArenaDemand();
-
-  // The memory that the construction has made present, in ascending order. Peers may prefault the
-  // same ranges in their own mapping: PeerArena::Prefault().
-  const std::vector<ArenaRange>& ranges() const { return ranges_; }
-
- private:
-  friend class Arena;
-
-  ArenaDemand(Arena* arena, std::map<size_t, size_t> gradients, size_t capacity,
-              std::vector<ArenaRange> ranges);
-  void Withdraw();
-
-  Arena* arena_;                        // null: moved from
-  std::map<size_t, size_t> gradients_;  // how many gradients have a size
-  size_t capacity_;
-  std::vector<ArenaRange> ranges_;
 };
 
 }  // namespace ddp::internal

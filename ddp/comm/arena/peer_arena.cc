@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <map>
@@ -32,13 +31,20 @@ struct Mappings {
 
 }  // namespace
 
-absl::StatusOr<PeerArena> PeerArena::Map(UniqueFd fd, size_t reservation) {
+absl::StatusOr<std::shared_ptr<const PeerArena>> PeerArena::Map(UniqueFd fd, size_t reservation) {
   struct stat status;
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (reservation == 0 || fstat(fd.get(), &status) != 0 || seals < 0 ||
       (seals & F_SEAL_SHRINK) == 0 || static_cast<uint64_t>(status.st_size) < reservation) {
     return absl::InvalidArgumentError(
         absl::StrCat("the descriptor is not of an arena with ", reservation, " bytes"));
+  }
+  Mappings& mappings = Mappings::OfProcess();
+  MutexLock lock(mappings.mutex);
+  std::erase_if(mappings.by_file, [](const auto& entry) { return entry.second.expired(); });
+  const Mappings::File file = {status.st_dev, status.st_ino, reservation};
+  if (const auto known = mappings.by_file.find(file); known != mappings.by_file.end()) {
+    if (auto mapped = known->second.lock()) return mapped;
   }
   void* const base = MapSharedAligned(fd.get(), reservation);
   if (base == MAP_FAILED) {
@@ -47,63 +53,20 @@ absl::StatusOr<PeerArena> PeerArena::Map(UniqueFd fd, size_t reservation) {
                             absl::StrCat("mmap of a peer's arena of ", reservation, " bytes"))
             .message());
   }
-  PeerArena arena(static_cast<std::byte*>(base), reservation);
+  const std::shared_ptr<const PeerArena> arena(
+      new PeerArena(static_cast<std::byte*>(base), reservation));
   // A child would write into the peer's memory, and would keep that memory from being freed.
   if (madvise(base, reservation, MADV_DONTFORK) != 0) {
     return absl::UnavailableError("madvise(MADV_DONTFORK) failed for a peer's arena");
   }
   madvise(base, reservation, MADV_DONTDUMP);  // a dump would fill the holes
+  mappings.by_file[file] = arena;
   return arena;
 }
 
-absl::StatusOr<std::shared_ptr<const PeerArena>> PeerArena::OfProcess(UniqueFd fd,
-                                                                      size_t reservation) {
-  struct stat status {};
-  if (fstat(fd.get(), &status) != 0) return absl::ErrnoToStatus(errno, "fstat of a peer's arena");
-  Mappings& mappings = Mappings::OfProcess();
-  MutexLock lock(mappings.mutex);
-  std::erase_if(mappings.by_file, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<const PeerArena>& known =
-      mappings.by_file[{status.st_dev, status.st_ino, reservation}];
-  if (auto mapped = known.lock()) return mapped;
-  absl::StatusOr<PeerArena> arena = Map(std::move(fd), reservation);
-  if (!arena.ok()) return arena.status();
-  auto mapped = std::make_shared<const PeerArena>(*std::move(arena));
-  known = mapped;
-  return mapped;
-}
-
-PeerArena::PeerArena(std::byte* base, size_t size) : base_(base), size_(size), process_(getpid()) {}
-
-PeerArena::PeerArena(PeerArena&& other) noexcept
-    : base_(std::exchange(other.base_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      process_(other.process_) {}
-
-PeerArena& PeerArena::operator=(PeerArena&& other) noexcept {
-  if (this != &other) {
-    Unmap();
-    base_ = std::exchange(other.base_, nullptr);
-    size_ = std::exchange(other.size_, 0);
-    process_ = other.process_;
-  }
-  return *this;
-}
-
-PeerArena::~PeerArena() { Unmap(); }
-
-void PeerArena::Prefault(const ArenaRange& range) const {
-#ifdef MADV_POPULATE_WRITE
-  if (std::byte* const begin = At(range.offset, range.bytes)) {
-    madvise(begin, range.bytes, MADV_POPULATE_WRITE);
-  }
-#endif
-}
-
 // In a forked child the addresses may belong to another mapping.
-void PeerArena::Unmap() {
-  if (base_ != nullptr && getpid() == process_) munmap(base_, size_);
-  base_ = nullptr;
+PeerArena::~PeerArena() {
+  if (getpid() == process_) munmap(base_, size_);
 }
 
 }  // namespace ddp::internal

@@ -2,40 +2,31 @@
 #define DDP_COMM_ARENA_PEER_ARENA_H_
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "ddp/comm/arena/free_ranges.h"
 
 namespace ddp::internal {
 
-// The arena of another process, mapped whole for reading and writing. Move-only. The memory stays
-// valid until the destruction, also after the peer's death.
+// The arena of another process, mapped whole for reading and writing. The memory stays valid until
+// the destruction, also after the peer's death. Thread-safe.
 //
 // A forked child does not inherit the mapping: base() and At() are then invalid addresses in the
 // child, and the destruction does nothing there.
-//
-// Thread: At() and Prefault() may be called from any thread.
 class PeerArena {
  public:
-  // Maps the memfd `fd` of an Arena with `reservation` bytes. Closes `fd` in every case.
+  // Maps the memfd `fd` of an Arena with `reservation` bytes. Closes `fd` in every case. The groups
+  // of a process share one mapping of an arena, which ends with the last pointer.
   //   kInvalidArgument: `fd` is not the descriptor of an arena with this reservation. The file is
   //     shorter, or is not sealed against shrinking, so that an access could raise SIGBUS.
   //   kUnavailable: the mapping failed, for example for lack of address space.
-  static absl::StatusOr<PeerArena> Map(UniqueFd fd, size_t reservation);
+  static absl::StatusOr<std::shared_ptr<const PeerArena>> Map(UniqueFd fd, size_t reservation);
 
-  // As Map(). The groups of a process share one mapping of an arena: it is mapped when the first
-  // group asks for it, and unmapped with the last pointer. Thread: any.
-  static absl::StatusOr<std::shared_ptr<const PeerArena>> OfProcess(UniqueFd fd,
-                                                                    size_t reservation);
-
-  PeerArena(PeerArena&& other) noexcept;
-  PeerArena& operator=(PeerArena&& other) noexcept;
   PeerArena(const PeerArena&) = delete;
   PeerArena& operator=(const PeerArena&) = delete;
   ~PeerArena();
@@ -49,18 +40,12 @@ class PeerArena {
     return offset <= size_ && bytes <= size_ - offset ? base_ + offset : nullptr;
   }
 
-  // Makes a range present in this mapping, so that the first access takes no page fault. The range
-  // is one of the peer's ArenaDemand::ranges(): in a hole, the call would allocate memory. Only a
-  // hint: an error, or a range outside the arena, changes nothing.
-  void Prefault(const ArenaRange& range) const;
-
  private:
-  PeerArena(std::byte* base, size_t size);
-  void Unmap();
+  PeerArena(std::byte* base, size_t size) : base_(base), size_(size), process_(::getpid()) {}
 
-  std::byte* base_;  // null: moved from
-  size_t size_;
-  pid_t process_;  // that made the mapping
+  std::byte* const base_;
+  const size_t size_;
+  const pid_t process_;  // that made the mapping
 };
 
 }  // namespace ddp::internal

@@ -32,9 +32,8 @@ TEST_F(PeerArenaTest, APeerReadsAndWritesTheBlocks) {
   ASSERT_TRUE(demand.ok());
   auto* const first = static_cast<unsigned char*>(arena_.Allocate(kMiB));
   auto* const second = static_cast<unsigned char*>(arena_.Allocate(kMiB));
-  for (const ArenaRange& range : demand->ranges()) peer->Prefault(range);
   second[7] = 1;
-  std::byte* const seen = peer->At(*arena_.BlockAt(second, kMiB), kMiB);
+  std::byte* const seen = (*peer)->At(*arena_.BlockAt(second, kMiB), kMiB);
   ASSERT_NE(seen, nullptr);
   EXPECT_EQ(seen[7], std::byte{1});
   seen[8] = std::byte{2};
@@ -53,7 +52,7 @@ TEST_F(PeerArenaTest, AnotherProcessWrites) {
   if (pid == 0) {
     auto peer = PeerArena::Map(CopyOf(arena_.fd()), arena_.reservation());
     if (!peer.ok()) _exit(1);
-    std::byte* const seen = peer->At(offset, kMiB);
+    std::byte* const seen = (*peer)->At(offset, kMiB);
     if (seen[0] != std::byte{1}) _exit(2);
     std::memset(seen, 2, kMiB);
     _exit(block[0] == 1 || block[0] == 2 ? 0 : 3);
@@ -69,15 +68,14 @@ TEST_F(PeerArenaTest, AnotherProcessWrites) {
 TEST_F(PeerArenaTest, NumbersOfThePeerAreChecked) {
   const auto peer = PeerArena::Map(CopyOf(arena_.fd()), arena_.reservation());
   ASSERT_TRUE(peer.ok());
-  EXPECT_EQ(peer->size(), 64 * kMiB);
-  EXPECT_EQ(peer->At(0, peer->size()), peer->base());
-  EXPECT_EQ(peer->At(peer->size(), 0), peer->base() + peer->size());
-  EXPECT_EQ(peer->At(0, peer->size() + 1), nullptr);
-  EXPECT_EQ(peer->At(1, peer->size()), nullptr);
-  EXPECT_EQ(peer->At(peer->size() + 1, 0), nullptr);
-  EXPECT_EQ(peer->At(~uint64_t{0}, 2), nullptr);
-  EXPECT_EQ(peer->At(2, ~uint64_t{0}), nullptr);
-  peer->Prefault({.offset = ~uint64_t{0}, .bytes = 4096});
+  EXPECT_EQ((*peer)->size(), 64 * kMiB);
+  EXPECT_EQ((*peer)->At(0, (*peer)->size()), (*peer)->base());
+  EXPECT_EQ((*peer)->At((*peer)->size(), 0), (*peer)->base() + (*peer)->size());
+  EXPECT_EQ((*peer)->At(0, (*peer)->size() + 1), nullptr);
+  EXPECT_EQ((*peer)->At(1, (*peer)->size()), nullptr);
+  EXPECT_EQ((*peer)->At((*peer)->size() + 1, 0), nullptr);
+  EXPECT_EQ((*peer)->At(~uint64_t{0}, 2), nullptr);
+  EXPECT_EQ((*peer)->At(2, ~uint64_t{0}), nullptr);
 }
 
 TEST_F(PeerArenaTest, ReleasedMemoryLeavesThePeersMappingToo) {
@@ -86,24 +84,24 @@ TEST_F(PeerArenaTest, ReleasedMemoryLeavesThePeersMappingToo) {
   {
     const auto demand = arena_.AddDemand({.gradient_bytes = {kMiB}});
     ASSERT_TRUE(demand.ok());
-    std::memset(peer->base(), 5, kMiB);
+    std::memset((*peer)->base(), 5, kMiB);
   }
-  EXPECT_EQ(peer->base()[0], std::byte{0});
+  EXPECT_EQ((*peer)->base()[0], std::byte{0});
 }
 
 TEST_F(PeerArenaTest, AProcessMapsAnArenaOnce) {
   Arena other(kMiB);
-  auto first = PeerArena::OfProcess(CopyOf(arena_.fd()), arena_.reservation());
-  auto second = PeerArena::OfProcess(CopyOf(arena_.fd()), arena_.reservation());
-  auto of_other = PeerArena::OfProcess(CopyOf(other.fd()), other.reservation());
+  auto first = PeerArena::Map(CopyOf(arena_.fd()), arena_.reservation());
+  auto second = PeerArena::Map(CopyOf(arena_.fd()), arena_.reservation());
+  auto of_other = PeerArena::Map(CopyOf(other.fd()), other.reservation());
   ASSERT_TRUE(first.ok() && second.ok() && of_other.ok());
   EXPECT_EQ(*first, *second);
   EXPECT_NE(*first, *of_other);
   const std::weak_ptr<const PeerArena> mapped = *first;
   first = second = of_other;
   EXPECT_TRUE(mapped.expired()) << "unmapped with the last group";
-  EXPECT_FALSE(PeerArena::OfProcess(CopyOf(arena_.fd()), 2 * arena_.reservation()).ok());
-  EXPECT_FALSE(PeerArena::OfProcess(UniqueFd(), kMiB).ok());
+  EXPECT_FALSE(PeerArena::Map(CopyOf(arena_.fd()), 2 * arena_.reservation()).ok());
+  EXPECT_FALSE(PeerArena::Map(UniqueFd(), kMiB).ok());
 }
 
 TEST_F(PeerArenaTest, OtherDescriptorsAreRefused) {
@@ -129,10 +127,10 @@ TEST_F(PeerArenaTest, AForkedChildDoesNotInheritTheMapping) {
   const pid_t pid = fork();
   if (pid == 0) {
     // The addresses are free, so the child's own mapping may get them.
-    void* const own = mmap(peer->base(), 4096, PROT_READ | PROT_WRITE,
+    void* const own = mmap((*peer)->base(), 4096, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    if (own != peer->base()) _exit(1);
-    { const PeerArena moved = *std::move(peer); }
+    if (own != (*peer)->base()) _exit(1);
+    peer->reset();
     *static_cast<volatile char*>(own) = 1;  // still mapped
     _exit(0);
   }

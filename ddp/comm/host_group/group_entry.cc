@@ -138,7 +138,7 @@ absl::Status Entry::MapArenas() {
     const EntryRow& peer = row(member).entry;
     absl::StatusOr<UniqueFd> file = peer.arena.Open();
     DDP_RETURN_IF_ERROR(file.status());
-    DDP_ASSIGN_OR_RETURN(auto arena, PeerArena::OfProcess(*std::move(file), peer.arena_bytes));
+    DDP_ASSIGN_OR_RETURN(auto arena, PeerArena::Map(*std::move(file), peer.arena_bytes));
     result_.arenas.push_back(std::move(arena));
   }
   return absl::OkStatus();

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <new>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "ddp/comm/arena/deferred_frees.h"
 
 namespace ddp::internal {
 namespace {
@@ -47,6 +48,34 @@ size_t BytesOfMarks(int members) {
   return RoundUp(sizeof(Block) + static_cast<size_t>(members));
 }
 
+// The blocks of destroyed channels, as long as other members may read them. Thread-safe.
+class RetiredBlocks {
+ public:
+  static RetiredBlocks& OfProcess() {
+    static RetiredBlocks& blocks = *new RetiredBlocks();
+    return blocks;
+  }
+
+  void Add(std::shared_ptr<std::byte> block, std::function<bool()> unread) {
+    {
+      MutexLock lock(mutex_);
+      blocks_.emplace_back(std::move(block), std::move(unread));
+    }
+    Free();
+  }
+
+  // Frees the blocks that nobody reads any more.
+  void Free() {
+    MutexLock lock(mutex_);
+    std::erase_if(blocks_, [](const auto& block) { return block.second(); });
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<std::pair<std::shared_ptr<std::byte>, std::function<bool()>>> blocks_
+      ABSL_GUARDED_BY(mutex_);
+};
+
 }  // namespace
 
 // The beginning of a block. The marks of the members follow, and two words for each large array:
@@ -72,31 +101,27 @@ absl::StatusOr<std::unique_ptr<InPlaceChannel>> InPlaceChannel::Make(
       std::max(Arena::kSmallestBlock, BytesOfMarks<Block>(group->size()) +
                                           2 * BytesOfWords(layout.large.size()) + 2 * small) |
       1;
-  DeferredFrees::OfProcess().Sweep();
-  Arena& arena = Arena::OfProcess();
-  auto demand = arena.AddDemand({.gradient_bytes = {bytes}, .capacity_bytes = bytes});
-  if (!demand.ok()) return demand.status();
-  auto* const block = static_cast<std::byte*>(arena.Allocate(bytes));
-  if (block == nullptr)
-    return absl::ResourceExhaustedError("the arena has no room for packed sums");
-  std::memset(block, 0, bytes);
+  RetiredBlocks::OfProcess().Free();
+  auto block = Arena::OfProcess().AllocateAlone(bytes);
+  if (!block.ok()) return block.status();
+  std::memset(block->get(), 0, bytes);
   return std::unique_ptr<InPlaceChannel>(
-      new InPlaceChannel(std::move(group), std::move(layout), *std::move(demand), block));
+      new InPlaceChannel(std::move(group), std::move(layout), *std::move(block)));
 }
 
-InPlaceChannel::InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, ArenaDemand demand,
-                               std::byte* block)
+InPlaceChannel::InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout,
+                               std::shared_ptr<std::byte> block)
     : group_(std::move(group)),
       member_(group_->member()),
       size_(group_->size()),
       layout_(std::move(layout)),
-      demand_(std::move(demand)),
+      block_(std::move(block)),
       words_at_(BytesOfMarks<Block>(size_)),
       small_at_(words_at_ + 2 * BytesOfWords(layout_.large.size())),
       doubles_at_(RoundUp(layout_.small_floats * sizeof(float))),
       small_bytes_(doubles_at_ + RoundUp(layout_.small_doubles * sizeof(double))),
       blocks_(size_) {
-  blocks_[member_] = new (block) Block{};
+  blocks_[member_] = new (block_.get()) Block{};
   blocks_[member_]->large = layout_.large.size();
   blocks_[member_]->small_bytes = small_bytes_;
   waiting_.reserve(layout_.large.size());
@@ -133,16 +158,11 @@ InPlaceChannel::~InPlaceChannel() {
     blocks_[member]->mark(member_).store(1, std::memory_order_release);
     readers.emplace_back(&blocks_[member_]->mark(member), group_->GoneTest(member));
   }
-  const auto unused = [readers = std::move(readers)] {
+  RetiredBlocks::OfProcess().Add(block_, [readers = std::move(readers)] {
     return std::all_of(readers.begin(), readers.end(), [](const auto& reader) {
       return reader.first->load(std::memory_order_acquire) != 0 || reader.second();
     });
-  };
-  DeferredFrees::OfProcess().Add(
-      unused,
-      [block = blocks_[member_], demand = std::make_shared<ArenaDemand>(std::move(demand_))] {
-        Arena::OfProcess().Free(block);
-      });
+  });
 }
 
 bool InPlaceChannel::Abandon() {

@@ -110,8 +110,7 @@ class InPlaceChannel {
  private:
   struct Block;
   using Memory = absl::InlinedVector<std::byte*, 16>;  // an array, by member; null: zeros
-  InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, ArenaDemand demand,
-                 std::byte* block);
+  InPlaceChannel(std::shared_ptr<HostGroup> group, Layout layout, std::shared_ptr<std::byte> block);
 
   void PublishWord(int array, uint64_t word);
   std::byte* OwnSmall() {
@@ -132,10 +131,10 @@ class InPlaceChannel {
   const int member_;
   const int size_;
   const Layout layout_;
-  ArenaDemand demand_;
-  const size_t words_at_;    // in a block
-  const size_t small_at_;    // of the packed arrays in a block
-  const size_t doubles_at_;  // behind the floats
+  const std::shared_ptr<std::byte> block_;  // of this member
+  const size_t words_at_;                   // in a block
+  const size_t small_at_;                   // of the packed arrays in a block
+  const size_t doubles_at_;                 // behind the floats
   const size_t small_bytes_;
   std::vector<Block*> blocks_;  // by member; null: not connected
 
