@@ -101,7 +101,7 @@ class ReduceLoops {
       const size_t count = half == 0 ? middle : input_count - middle;
       halves[half] = count == 1 && !kScaled ? inputs[0] : storage[half];
       if (count > 4) {
-        ReduceHalves(inputs, count, bytes, factors, storage[half], storage + 2);
+        ReduceHalves(inputs, count, bytes, factors, storage[half], storage + 1 + half);
       } else if (halves[half] == storage[half]) {
         ReduceFew(inputs, count, bytes, factors, storage[half]);
       }
