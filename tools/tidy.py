@@ -522,6 +522,7 @@ ROOMS = {
     "testing/oracle": "comparisons with PyTorch, run side by side or recorded",
     "testing/ranks": "tests whose ranks are processes",
     "testing/redis": "real Redis servers for a test, and one that follows a script",
+    "testing/shared_memory": "processes that die while they share memory, models of its protocols",
     "testing/simulator": "whole jobs under simulated time and network, and the checks of them",
     "testing/simulator/bugs": "bugs that the simulator must find, planted in scripts and cores",
     "testing/simulator/redis": "a Redis in memory that runs our scripts",

@@ -1,6 +1,6 @@
 // The two 16-bit floating types, one number at a time, computed another way than the kernels do.
-#ifndef TESTING_SHARED_MEMORY_SCALAR_REFERENCE_H_
-#define TESTING_SHARED_MEMORY_SCALAR_REFERENCE_H_
+#ifndef DDP_TESTING_SHARED_MEMORY_SCALAR_REFERENCE_H_
+#define DDP_TESTING_SHARED_MEMORY_SCALAR_REFERENCE_H_
 
 #include <bit>
 #include <cmath>
@@ -50,4 +50,4 @@ inline uint16_t HalfOf(float value) {
 
 }  // namespace ddp::internal
 
-#endif  // TESTING_SHARED_MEMORY_SCALAR_REFERENCE_H_
+#endif  // DDP_TESTING_SHARED_MEMORY_SCALAR_REFERENCE_H_

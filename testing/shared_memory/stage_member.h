@@ -1,5 +1,5 @@
-#ifndef TESTING_SHARED_MEMORY_STAGE_MEMBER_H_
-#define TESTING_SHARED_MEMORY_STAGE_MEMBER_H_
+#ifndef DDP_TESTING_SHARED_MEMORY_STAGE_MEMBER_H_
+#define DDP_TESTING_SHARED_MEMORY_STAGE_MEMBER_H_
 
 #include "testing/shared_memory/stage.h"
 
@@ -12,4 +12,4 @@ namespace ddp::internal {
 
 }  // namespace ddp::internal
 
-#endif  // TESTING_SHARED_MEMORY_STAGE_MEMBER_H_
+#endif  // DDP_TESTING_SHARED_MEMORY_STAGE_MEMBER_H_

@@ -1,6 +1,6 @@
 // Visits every state that a small model of concurrent steps can reach.
-#ifndef TESTING_SHARED_MEMORY_STATE_EXPLORER_H_
-#define TESTING_SHARED_MEMORY_STATE_EXPLORER_H_
+#ifndef DDP_TESTING_SHARED_MEMORY_STATE_EXPLORER_H_
+#define DDP_TESTING_SHARED_MEMORY_STATE_EXPLORER_H_
 
 #include <cstddef>
 #include <cstring>
@@ -55,4 +55,4 @@ Exploration Explore(const Model& model, const State& initial) {
 
 }  // namespace ddp::internal
 
-#endif  // TESTING_SHARED_MEMORY_STATE_EXPLORER_H_
+#endif  // DDP_TESTING_SHARED_MEMORY_STATE_EXPLORER_H_
