@@ -1,6 +1,6 @@
 // A HostLink for tests, whose ranks are threads.
-#ifndef DDP_COMM_HIERARCHICAL_TEST_WIRE_H_
-#define DDP_COMM_HIERARCHICAL_TEST_WIRE_H_
+#ifndef DDP_TESTING_BACKEND_TEST_WIRE_H_
+#define DDP_TESTING_BACKEND_TEST_WIRE_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -21,7 +21,10 @@
 #include "ddp/comm/hierarchical/tree_partials.h"
 #include "gtest/gtest.h"
 
-namespace ddp::internal {
+namespace ddp::testing {
+
+using ::ddp::internal::HostLink;
+using ::ddp::internal::RankRange;
 
 // The network between the ranks. Thread-safe.
 class Wire {
@@ -144,6 +147,6 @@ class WireLink : public HostLink {
   uint32_t fingerprint_ = 0;
 };
 
-}  // namespace ddp::internal
+}  // namespace ddp::testing
 
-#endif  // DDP_COMM_HIERARCHICAL_TEST_WIRE_H_
+#endif  // DDP_TESTING_BACKEND_TEST_WIRE_H_

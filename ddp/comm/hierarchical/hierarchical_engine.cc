@@ -224,42 +224,23 @@ absl::Status HierarchicalEngine::ReduceOnHost(CollectiveRequest request, size_t 
 // Waits for all ranks, and names the first one whose header is not that of rank 0; the same on all
 // ranks.
 absl::Status HierarchicalEngine::Agree(const Header& mine) {
-  struct Answer {  // of a host
-    Header header;
-    int64_t differs = -1;  // the first rank whose header is not that of the host's first rank
-  };
-  std::vector<Header> headers(members_, mine);
-  if (members_ > 1) {
-    CollectiveRequest request{.kind = Kind::kAllGather, .elements = sizeof(mine)};
-    request.inputs = {BytesOf(headers[layout_.member()])};
-    for (Header& header : headers) request.outputs.push_back(BytesOf(header));
-    DDP_RETURN_IF_ERROR(RunLocal(std::move(request)));
+  std::vector<Header> headers(layout_.ranks(), mine);
+  DDP_RETURN_IF_ERROR(GatherValues(headers));
+  for (int rank = 1; rank < layout_.ranks(); ++rank) {
+    if (headers[rank] == headers.front()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank, " has started another collective than rank 0, or one of ",
+                     "another size or type"));
   }
-  std::vector<Answer> answers(layout_.host_count(), {.header = headers.front()});
-  for (int member = members_ - 1; member > 0; --member) {
-    if (headers[member] == headers.front()) continue;
-    answers[host_].differs = layout_.local().begin + member;
-  }
-  int64_t first = -1;
-  if (layout_.member() == 0) {
-    Transfers transfers;
-    for (int other = 0; other < layout_.host_count(); ++other) {
-      if (other == host_) continue;
-      const int leader = layout_.hosts()[other].begin;
-      transfers.push_back(link_->Receive(leader, Stream::kData, BytesOf(answers[other])));
-      transfers.push_back(link_->Send(leader, Stream::kData, BytesOf(answers[host_])));
-    }
-    DDP_RETURN_IF_ERROR(WaitAll(transfers));
-    for (int other = 0; other < layout_.host_count() && first < 0; ++other) {
-      const bool equal = answers[other].header == answers[0].header;
-      first = equal ? answers[other].differs : layout_.hosts()[other].begin;
-    }
-  }
-  DDP_RETURN_IF_ERROR(BroadcastOnHost(BytesOf(first), 0));
-  if (first < 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("rank ", first, " has started another collective than rank 0, or one of ",
-                   "another size or type"));
+  return absl::OkStatus();
+}
+
+// Puts each rank's own value into the `values` of all ranks.
+template <typename T>
+absl::Status HierarchicalEngine::GatherValues(std::vector<T>& values) {
+  std::vector<std::span<std::byte>> bytes;
+  for (T& value : values) bytes.push_back(BytesOf(value));
+  return AllGather(bytes[layout_.rank()], bytes);
 }
 
 // ---- Broadcast.
@@ -417,10 +398,8 @@ absl::Status HierarchicalEngine::AllToAll(Inputs inputs, Outputs outputs) {
 
 absl::Status HierarchicalEngine::AllGatherSized(std::span<const std::byte> input) {
   std::vector<size_t> sizes(layout_.ranks());
-  std::vector<std::span<std::byte>> to;
-  for (size_t& size : sizes) to.push_back(BytesOf(size));
   sizes[layout_.rank()] = input.size();
-  DDP_RETURN_IF_ERROR(AllGather(to[layout_.rank()], to));
+  DDP_RETURN_IF_ERROR(GatherValues(sizes));
   return Exchange(std::vector(layout_.ranks(), input), request_->on_sizes(sizes));
 }
 

@@ -21,36 +21,21 @@ namespace ddp::internal {
 // Carries out collectives of ranks on two or more hosts: inside a host by a CollectiveEngine,
 // between hosts by a HostLink. Free of LibTorch.
 //
-// Couriers. Each rank has a courier on every other host, and is the client of its couriers (see
-// HostLayout). What only the rank needs or gives travels between the two, so it goes over the link
-// once.
-//
-// Reduce-scatter. Each member gets its clients' parts, reduced over the ranks of its host: the
-// host's partials. It sends them to the clients, and each rank combines those of all hosts.
-//
-// All-gather. A rank sends its input to its couriers, and the members of each host copy from each
-// other what their clients have sent.
-//
-// All-reduce. Each rank reduces one part of the array, as in a reduce-scatter, and the results are
-// gathered. Parts lie in an order in which those of a member's clients are one region. With hosts
-// of equal sizes that are powers of two, a host sends (and receives) 2 (H - 1) / H times the array
-// over its link, for H hosts.
-//
-// Arrays go in chunks, several of which are in progress at once: so the hosts add up one chunk
-// while the link carries others.
-//
-// All-to-all, sparse tensors. Each rank sends to each what that one needs.
+// Each rank has a courier on every other host, and is the client of its couriers (see HostLayout).
+// What only the rank needs or gives travels between the two, so it goes over the link once. An
+// all-reduce is a reduce-scatter and an all-gather of the parts. Arrays go in chunks, several of
+// which are in progress at once: the hosts add up one chunk while the link carries others. See
+// docs/shared-memory.md, "Several hosts".
 //
 // Order of addition. `deterministic`: the tree of ReduceTree() over all ranks by number. A host
 // sends one partial for each subtree that it has (see TreePartials()). Otherwise a host sends one
 // partial, its own tree, and the hosts are combined in a tree by number. Either is the same in
 // every run and on every rank.
 //
-// Agreement. Messages carry a fingerprint of tag, kind, reduction, types, root and number of
-// elements, so ranks in different collectives exchange nothing. Such collectives wait until the
-// deadline, or until they are given up: the caller finds out who differs. Collectives without a tag
-// are compared before they begin: they fail on all ranks with kInvalidArgument. So does an
-// all-to-all whose sizes do not fit.
+// Agreement. Messages carry a fingerprint of the request, so ranks in different collectives
+// exchange nothing and wait: the caller finds out who differs. Collectives without a tag are
+// compared before they begin: they fail on all ranks with kInvalidArgument. So does an all-to-all
+// whose sizes do not fit.
 //
 // Threads. Run() blocks, and one thread calls it. All ranks call it with the same collectives in
 // the same order. After an error the engine is at an end.
@@ -103,6 +88,8 @@ class HierarchicalEngine {
   absl::Duration Left() const;
   absl::Status WaitAll(Transfers& transfers) const;
   absl::Status Agree(const Header& mine);
+  template <typename T>
+  absl::Status GatherValues(std::vector<T>& values);
   absl::Status Broadcast(std::span<std::byte> data, int root);
   absl::Status BroadcastOnHost(std::span<std::byte> data, int member);
   absl::Status AllToAll(Inputs inputs, Outputs outputs);

@@ -13,7 +13,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
-#include "ddp/comm/hierarchical/test_wire.h"
 #include "ddp/comm/host_group/group_entry.h"
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/kernels/reduce.h"
@@ -21,6 +20,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/backend/test_threads.h"
+#include "testing/backend/test_wire.h"
 #include "testing/fake_group_store.h"
 
 namespace ddp::internal {
@@ -28,6 +28,8 @@ namespace {
 
 using ::ddp::testing::FakeGroupStore;
 using ::ddp::testing::RunThreads;
+using ::ddp::testing::Wire;
+using ::ddp::testing::WireLink;
 using ::testing::HasSubstr;
 using Kind = CollectiveRequest::Kind;
 
@@ -439,7 +441,14 @@ TEST(HierarchicalEngineTest, TheEndOfTheHostsGroupIsAnError) {
     if (self.rank == 1) return self.group->Abort();
     if (self.rank == 2) return;
     std::vector<float> mine(1000);
-    EXPECT_EQ(self.Sum(mine).code(), absl::StatusCode::kUnavailable);
+    // With a tag: without one, the rank would wait at the link first, which a RankEngine ends.
+    const absl::Status status = self.Run({.kind = Kind::kAllReduce,
+                                          .type = ElementType::kFloat,
+                                          .elements = mine.size(),
+                                          .tag = 7U,
+                                          .inputs = {Bytes(mine)},
+                                          .outputs = {Bytes(mine)}});
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   });
 }
 

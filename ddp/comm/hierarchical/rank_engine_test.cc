@@ -12,13 +12,13 @@
 #include "base/clock.h"
 #include "ddp/comm/hierarchical/hierarchical_engine.h"
 #include "ddp/comm/hierarchical/host_layout.h"
-#include "ddp/comm/hierarchical/test_wire.h"
 #include "ddp/comm/host_group/group_entry.h"
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/shared_memory/collective_engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/backend/test_threads.h"
+#include "testing/backend/test_wire.h"
 #include "testing/fake_group_store.h"
 
 namespace ddp::internal {
@@ -26,6 +26,8 @@ namespace {
 
 using ::ddp::testing::FakeGroupStore;
 using ::ddp::testing::RunThreads;
+using ::ddp::testing::Wire;
+using ::ddp::testing::WireLink;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Kind = CollectiveRequest::Kind;
