@@ -18,11 +18,11 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "ddp/comm/abandoned_backends.h"
+#include "ddp/comm/backend/operation_fault.h"
 #include "ddp/comm/check/collective_check.h"
 #include "ddp/comm/check/collective_log.h"
 #include "ddp/comm/collective.h"
@@ -41,6 +41,7 @@ namespace ddp::internal {
 
 struct Communicator::Operation {
   int64_t incarnation = 0;
+  int64_t start_ns = 0;
   c10::intrusive_ptr<c10d::Work> work;
   Future future;
   at::Tensor tensor;
@@ -80,14 +81,6 @@ std::atomic<int64_t> ask_again_ns = 0;  // monotonic
 // Waits before each reading of the answers.
 constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
                                            absl::Milliseconds(750)};
-
-// Returns true when the text of a backend's error is about a connection or a late rank, not about
-// the tensor.
-bool IsConnectionError(const std::string& text) {
-  return absl::StrContains(text, "gloo/transport") || absl::StrContains(text, "Connection ") ||
-         absl::StrContains(text, "Broken pipe") || absl::StrContains(text, "Socket ") ||
-         absl::StrContains(text, "Timed out waiting") || absl::EndsWith(text, " has left");
-}
 
 c10::intrusive_ptr<c10d::Work> Launch(const Collective& collective, c10d::Backend& backend,
                                       const BackendTraits& traits) {
@@ -173,6 +166,7 @@ std::shared_ptr<Communicator::Operation> Communicator::NewOperation() {
     operation = std::make_shared<Operation>();
   }
   operation->incarnation = options_.membership.incarnation;
+  operation->start_ns = MonotonicNanoseconds();
   return operation;
 }
 
@@ -217,14 +211,25 @@ void Communicator::ThrowForgottenError() {
   ForgetComplete();
   if (device_watch_) {
     device_watch_->Look();
-    if (const auto error = device_watch_->error()) FailBroken(nullptr, "an operation", *error);
+    if (const auto error = device_watch_->error()) {
+      FailBroken(nullptr, "an operation", *error, OperationFault::kConnection);
+    }
   }
-  if (const Operation* failed = FailedOperation()) FailOperation(*failed);
+  if (const Operation* failed = FailedOperation()) FailOperation(*failed, /*watched=*/false);
 }
 
-void Communicator::FailOperation(const Operation& operation) {
-  FailBroken(operation.future, operation.what,
-             internal::WithoutStackTrace(operation.future->tryRetrieveErrorMessage()));
+void Communicator::FailOperation(const Operation& operation, bool watched) {
+  FailBroken(operation.future, operation.what, TextOf(operation.future->exception_ptr()),
+             FaultOfOperation(operation, watched));
+}
+
+// Gloo's error for a peer that is late has the type of a broken connection. The time tells them
+// apart when this rank has `watched` the operation, and so knows when it failed.
+OperationFault Communicator::FaultOfOperation(const Operation& operation, bool watched) const {
+  const OperationFault fault = FaultOf(operation.future->exception_ptr());
+  const auto age = absl::Nanoseconds(MonotonicNanoseconds() - operation.start_ns);
+  const bool late = watched && fault == OperationFault::kConnection && age >= options_.timeout;
+  return late ? OperationFault::kLate : fault;
 }
 
 void Communicator::CheckAcrossRanks(const Collective& collective, const OperationName& what) {
@@ -273,10 +278,9 @@ template <typename Launch>
 void Communicator::LaunchOrFail(const OperationName& what, const Launch& launch) {
   try {
     launch();
-  } catch (const c10::Error& error) {
-    FailBroken(nullptr, what, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    FailBroken(nullptr, what, error.what());
+  } catch (const std::exception&) {
+    const std::exception_ptr error = std::current_exception();
+    FailBroken(nullptr, what, TextOf(error), FaultOf(error));
   }
 }
 
@@ -551,6 +555,7 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
   if (device_watch_ && monitor_->failed()) Fail(what, "a peer failed");
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
+  const bool watched = !future->completed();
   const CompletionWait::Result result = Await(future, what);
   const absl::Time news_at = clock.Now();
   // A peer may have completed this operation before it failed. Its data may arrive after its
@@ -569,7 +574,7 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     given_up->future = future;
     given_up->more_tensors = std::move(keep_alive);
     in_flight_.push_back(std::move(given_up));
-    if (const Operation* failed = FailedOperation()) FailOperation(*failed);
+    if (const Operation* failed = FailedOperation()) FailOperation(*failed, watched);
   }
   if (result == CompletionWait::Result::kTimedOut) {
     Fail(what, absl::StrCat("not all ranks came within ", waited, LateRanks(future, what)));
@@ -578,29 +583,31 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
     wait_.YieldToCause(kHeadStart - (clock.Now() - news_at));
     Fail(what, "a peer failed");
   }
-  const std::string error = internal::WithoutStackTrace(future->tryRetrieveErrorMessage());
-  if (FailedOperation() == nullptr) {
+  const std::string error = TextOf(future->exception_ptr());
+  const Operation* const failed = FailedOperation();
+  if (failed == nullptr) {
     retired_ = true;
     ThrowGroupError(*monitor_,
                     monitor_->OnOwnError(GroupError::Kind::kReduction,
                                          absl::StrCat("rank ", options_.membership.rank, ": ",
                                                       what.ToString(), " failed: ", error)));
   }
-  FailBroken(future, what, absl::StrCat("after ", waited, ": ", error));
+  FailBroken(future, what, absl::StrCat("after ", waited, ": ", error),
+             FaultOfOperation(*failed, watched));
 }
 
 // Throws for an operation that failed with `reason`. A rank that fails closes its connections, so
 // this rank's error may be a consequence. This function looks for the cause first.
 void Communicator::FailBroken(const Future& future, const OperationName& what,
-                              const std::string& reason) {
+                              const std::string& reason, OperationFault fault) {
   retired_ = true;
   FailForDeadRank(future, what);
-  if (log_ != nullptr && absl::StrContains(reason, "Timed out")) {
+  if (log_ != nullptr && fault == OperationFault::kLate) {
     Fail(what, absl::StrCat(reason, LateRanks(future, what)));
   }
-  if (log_ == nullptr || !IsConnectionError(reason)) {
-    const bool by_peer = absl::EndsWith(reason, " has aborted the group");
-    const auto timeout = by_peer ? kExplanationOfAbortTimeout : kExplanationTimeout;
+  if (log_ == nullptr || fault != OperationFault::kConnection) {
+    const auto timeout = fault == OperationFault::kPeerAborted ? kExplanationOfAbortTimeout
+                                                               : kExplanationTimeout;
     if (monitor_->AwaitFailure(timeout).has_value()) wait_.YieldToCause(kHeadStart);
     Fail(what, reason);
   }

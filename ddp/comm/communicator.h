@@ -12,6 +12,7 @@
 
 #include "absl/time/time.h"
 #include "ddp/comm/backend/backend_traits.h"
+#include "ddp/comm/backend/operation_fault.h"
 #include "ddp/comm/check/inquiry.h"
 #include "ddp/comm/check/operation_name.h"
 #include "ddp/comm/collective.h"
@@ -224,7 +225,8 @@ class Communicator {
   void ForgetComplete();
   const Operation* FailedOperation() const;
   void ThrowForgottenError();
-  [[noreturn]] void FailOperation(const Operation& operation);
+  [[noreturn]] void FailOperation(const Operation& operation, bool watched);
+  OperationFault FaultOfOperation(const Operation& operation, bool watched) const;
   void OrderStreams(Pending& pending);
   void Watch(const Operation& operation);
   bool ShutDown();
@@ -232,7 +234,7 @@ class Communicator {
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
   void FailForDeadRank(const Future& future, const OperationName& what);
   [[noreturn]] void FailBroken(const Future& future, const OperationName& what,
-                               const std::string& reason);
+                               const std::string& reason, OperationFault fault);
   // Runs `launch`, which gives an operation to the backend. An exception of `launch` retires this
   // communicator. The caller gets a CommunicationError that names `what`.
   template <typename Launch>

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "ddp/comm/backend/operation_fault.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 #include "ddp/common/peer_wait.h"
@@ -35,14 +36,6 @@ c10::Event Recorded(at::Device device) {
   c10::Event event(device.type());
   event.record(guard.getStream(device));
   return event;
-}
-
-std::string TextOf(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& thrown) {
-    return MessageOf(thrown);
-  }
 }
 
 }  // namespace

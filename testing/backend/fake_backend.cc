@@ -65,13 +65,13 @@ using OperationPtr = std::shared_ptr<Operation>;
 struct Ending {
   OperationPtr operation;
   at::Tensor result;  // undefined: nothing to write
-  std::string error;
+  std::exception_ptr error;
 };
 
 void Deliver(const Ending& ending) {
   Operation& operation = *ending.operation;
-  if (!ending.error.empty()) {
-    operation.future->setError(std::make_exception_ptr(std::runtime_error(ending.error)));
+  if (ending.error) {
+    operation.future->setError(ending.error);
     return;
   }
   const at::NoGradGuard no_grad;
@@ -199,7 +199,14 @@ at::Tensor ResultOf(Round& round, int rank) {
   }
 }
 
-std::string ClosedBy(int rank) { return absl::StrCat("Connection closed by rank ", rank); }
+std::exception_ptr ClosedBy(int rank) {
+  return std::make_exception_ptr(
+      C10_BUILD_ERROR(DistNetworkError, absl::StrCat("Connection closed by rank ", rank)));
+}
+
+std::exception_ptr ErrorOf(const std::string& text) {
+  return text.empty() ? nullptr : std::make_exception_ptr(std::runtime_error(text));
+}
 
 // The backends of one group in one incarnation. Guarded by the mutex of the network's state.
 struct World {
@@ -230,7 +237,7 @@ class FakeNetwork::State {
       MutexLock lock(mutex_);
       closed_ = true;
       for (const auto& [id, operation] : unfinished_) {
-        endings.push_back({.operation = operation, .error = "the fake network has closed"});
+        endings.push_back({.operation = operation, .error = ErrorOf("the fake network has closed")});
       }
       for (const Ending& ending : endings) ending.operation->ended = true;
       unfinished_.clear();
@@ -456,8 +463,8 @@ class FakeNetwork::State {
     const size_t expected = operation->output.nbytes();
     if (message.nbytes() == expected) return {.operation = operation, .result = message};
     return {.operation = operation,
-            .error = absl::StrCat("rank ", operation->peer, " sends ", message.nbytes(),
-                                  " bytes, and this rank receives ", expected)};
+            .error = ErrorOf(absl::StrCat("rank ", operation->peer, " sends ", message.nbytes(),
+                                          " bytes, and this rank receives ", expected))};
   }
 
   // Appends the operation's end to `endings`. A second end of one operation, and one that is held,
@@ -465,8 +472,8 @@ class FakeNetwork::State {
   void Settle(Ending ending, std::vector<Ending>* endings) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Operation& operation = *ending.operation;
     if (operation.ended || operation.held_result.has_value()) return;
-    if (ending.error.empty()) ending.error = operation.fate.error;
-    if (ending.error.empty() && operation.fate.hold == FakeFate::Hold::kCompletion) {
+    if (!ending.error) ending.error = ErrorOf(operation.fate.error);
+    if (!ending.error && operation.fate.hold == FakeFate::Hold::kCompletion) {
       operation.held_result = ending.result;
       return Hold(nullptr, ending.operation);
     }

@@ -5,11 +5,13 @@
 #include <thread>
 #include <vector>
 
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/full.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "ddp/comm/backend/backend_traits.h"
+#include "ddp/comm/backend/operation_fault.h"
 #include "ddp/common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -73,6 +75,7 @@ TEST(GlooBackendTest, OperationsCanBeEnded) {
   EXPECT_FALSE(alone->isCompleted());
   Traits().end_operations(*ranks[0]);
   EXPECT_ANY_THROW(alone->wait());
+  EXPECT_EQ(FaultOf(alone->getFuture()->exception_ptr()), OperationFault::kConnection);
 }
 
 // Operations with different tags exchange nothing: each rank's first operation meets the other's

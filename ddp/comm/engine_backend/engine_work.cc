@@ -9,12 +9,19 @@
 #include <c10/util/Exception.h>
 
 #include "base/clock.h"
+#include "ddp/comm/backend/operation_fault.h"
 
 namespace ddp::internal {
 namespace {
 
-std::exception_ptr ErrorOf(const std::string& text) {
-  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, text));
+std::exception_ptr ErrorOf(const absl::Status& status) {
+  const c10::SourceLocation here = {__func__, __FILE__, __LINE__};
+  const std::string text(status.message());
+  if (absl::IsAborted(status)) return std::make_exception_ptr(PeerAbortedError(here, text));
+  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) {
+    return std::make_exception_ptr(c10::DistNetworkError(here, text));
+  }
+  return std::make_exception_ptr(c10::DistBackendError(here, text));
 }
 
 }  // namespace
@@ -47,7 +54,10 @@ bool EngineWork::wait(std::chrono::milliseconds timeout) {
                   timeout == kNoTimeout ? absl::InfiniteFuture()
                                         : MonotonicClock().Now() + absl::FromChrono(timeout));
   }
-  if (!done()) std::rethrow_exception(ErrorOf("Timed out: the wait for an operation"));
+  if (!done()) {
+    std::rethrow_exception(
+        ErrorOf(absl::DeadlineExceededError("Timed out: the wait for an operation")));
+  }
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(exception());
   return true;
 }
@@ -86,7 +96,7 @@ void EngineWork::End(absl::Status status) {
   }
   finish_ = nullptr;
   inputs_.clear();
-  const std::exception_ptr error = status.ok() ? nullptr : ErrorOf(std::string(status.message()));
+  const std::exception_ptr error = status.ok() ? nullptr : ErrorOf(status);
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     MutexLock lock(mutex_);

@@ -448,7 +448,7 @@ TEST(HierarchicalEngineTest, TheEndOfTheHostsGroupIsAnError) {
                                           .tag = 7U,
                                           .inputs = {Bytes(mine)},
                                           .outputs = {Bytes(mine)}});
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
   });
 }
 

@@ -161,11 +161,8 @@ absl::Status RankEngine::Try(const Collective& collective) {
   } catch (const std::exception& error) {
     return absl::InternalError(error.what());
   }
-  // A rank that gives up is seldom the cause: the reader of the text looks for another one.
-  if (absl::IsUnavailable(status) && group_->end().kind == GroupEnd::kAborted) {
-    return absl::UnavailableError(absl::StrCat("Connection closed: ", status.message()));
-  }
-  return status;
+  // A rank that gives up is seldom the cause: the reader of the status looks for another one.
+  return absl::IsAborted(status) ? absl::UnavailableError(status.message()) : status;
 }
 
 bool RankEngine::Abort() {

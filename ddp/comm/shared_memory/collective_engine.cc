@@ -722,7 +722,7 @@ absl::Status CollectiveEngine::EndStatus() const {
     return absl::UnavailableError(
         absl::StrCat("the process of rank ", end.member, " of the host has ended"));
   }
-  return absl::UnavailableError(
+  return absl::AbortedError(
       absl::StrCat("rank ", end.member, " of the host has aborted the group"));
 }
 
@@ -742,7 +742,7 @@ void CollectiveEngine::AdvanceOrFail(Finished& finished) {
   }
   const int64_t now_ns = MonotonicNanoseconds();
   if (!mailboxes_.empty() && mailboxes_.FailHopeless(now_ns, finished)) {
-    return Break(absl::UnavailableError("a message was given up"), finished);
+    return Break(absl::CancelledError("a message was given up"), finished);
   }
   if (!queue_.empty() && now_ns >= queue_.front()->deadline_ns) {
     const std::string missing = Missing();

@@ -83,9 +83,10 @@ struct CollectiveRequest {
 // Hurry(), else 5 ms later. So there is no hand-over between threads when a collective is waited
 // for at once.
 //
-// Errors of a collective: kUnavailable: a member has died, left or aborted. kDeadlineExceeded: its
-// timeout has passed; the text names the members that had not come. kInvalidArgument: the members
-// differ. kCancelled: the engine was destroyed. All but the last abort the group.
+// Errors of a collective: kUnavailable: a member has died or left. kAborted: a member has aborted.
+// kDeadlineExceeded: its timeout has passed; the text names the members that had not come.
+// kInvalidArgument: the members differ. kCancelled: the engine was destroyed, or another message
+// was late. All but an engine's end abort the group.
 //
 // Memory of a failed operation. When others may write into it, `done` is called after they have
 // finished with their piece. A member that is stopped in a piece delays `done` by a second; then

@@ -346,7 +346,7 @@ TEST(CollectiveEngineTest, DifferentCollectivesFailOnAllRanks) {
     std::vector<float> values(rank.member() == 1 ? 10 : 11);
     const absl::Status status = rank.Run(AllReduce(values));
     EXPECT_FALSE(status.ok());
-    EXPECT_TRUE(absl::IsInvalidArgument(status) || absl::IsUnavailable(status)) << status;
+    EXPECT_TRUE(absl::IsInvalidArgument(status) || absl::IsAborted(status)) << status;
   });
 }
 
@@ -370,7 +370,8 @@ TEST(CollectiveEngineTest, ARankThatHasLeftIsNotWaitedFor) {
     EXPECT_TRUE(rank.Run(AllReduce(values)).ok());
     if (member == 1) return;
     const absl::Status status = rank.Run(AllReduce(values));
-    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    // The other rank may have seen it first, and aborted.
+    EXPECT_TRUE(absl::IsUnavailable(status) || absl::IsAborted(status)) << status;
   });
 }
 

@@ -135,7 +135,7 @@ TEST(GroupStopTest, AStoppedMemberWritesNowhereElseWhenItGoesOn) {
   member.group->Abort();
   trainer.join();  // the operation fails, though the member is stopped
   ASSERT_TRUE(stopped);
-  EXPECT_TRUE(absl::IsUnavailable(failure)) << failure;
+  EXPECT_TRUE(absl::IsAborted(failure)) << failure;
   EXPECT_EQ(member.group->end().kind, GroupEnd::kAborted);
   EXPECT_FALSE(member.group->Quiesce(absl::Milliseconds(1)));  // so nobody may use the memory
 
