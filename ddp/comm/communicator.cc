@@ -606,8 +606,8 @@ void Communicator::FailBroken(const Future& future, const OperationName& what,
     Fail(what, absl::StrCat(reason, LateRanks(future, what)));
   }
   if (log_ == nullptr || fault != OperationFault::kConnection) {
-    const auto timeout = fault == OperationFault::kPeerAborted ? kExplanationOfAbortTimeout
-                                                               : kExplanationTimeout;
+    const auto timeout =
+        fault == OperationFault::kPeerAborted ? kExplanationOfAbortTimeout : kExplanationTimeout;
     if (monitor_->AwaitFailure(timeout).has_value()) wait_.YieldToCause(kHeadStart);
     Fail(what, reason);
   }

@@ -309,6 +309,14 @@ void Transport::ThrowAnswer(const c10::IValue& answer, const std::string& worker
   ThrowFailure(notice_->ReportFound({.rank = failed, .reason = message}));
 }
 
+namespace {
+
+std::exception_ptr ErrorOf(const EngineError& error) {
+  return std::make_exception_ptr(std::runtime_error(error.Serialize()));
+}
+
+}  // namespace
+
 // Runs on a thread of the agent, for every message that failed.
 std::exception_ptr Transport::Translate(const PendingSends::Receiver& receiver, Future& failed,
                                         std::optional<PendingSends::Lost>* lost) {
@@ -316,16 +324,17 @@ std::exception_ptr Transport::Translate(const PendingSends::Receiver& receiver, 
   switch (libtorch::getRPCErrorType(failed)) {
     case libtorch::RPCErrorType::TIMEOUT:
       // A backward's error has no other sign of the worker.
-      return std::make_exception_ptr(std::runtime_error(
-          absl::StrCat("no answer in time from worker ", receiver.name, ": ",
-                       text.substr(std::min(text.size(), text.find(kTimeout))))));
+      return ErrorOf(
+          {.message = absl::StrCat("no answer in time from worker ", receiver.name, ": ",
+                                   text.substr(std::min(text.size(), text.find(kTimeout)))),
+           .timeout = true});
     case libtorch::RPCErrorType::INTENTIONAL_FAILURE:
       break;
     case libtorch::RPCErrorType::UNKNOWN_ERROR:
-      if (absl::StrContains(text, kErrorOnNode)) break;
+      if (absl::StartsWith(text, kErrorOnNode)) break;  // of the callee, which is alive
       *lost = {.worker = receiver.worker, .text = text};
       // The engine passes the error on to a worker that may not have found the loss itself.
-      return std::make_exception_ptr(std::runtime_error(LostWorkerText(receiver.name, text)));
+      return ErrorOf({.message = LostWorkerText(receiver.name, text), .lost = receiver.worker});
   }
   return failed.exception_ptr();
 }
@@ -350,27 +359,22 @@ void Transport::Throw(const std::exception_ptr& error, int worker, const std::st
   } catch (const std::exception& other) {
     if (const auto failure = notice_->failure()) ThrowFailure(*failure);
     if (const auto lost = sends_->lost()) ThrowLost(*lost);
-    const bool timeout = absl::StrContains(other.what(), kTimeout);
-    const std::string text = MessageOf(other);
-    const std::optional<EngineError> remote = ReadEngineError(text, names_);
-    if (!remote.has_value()) {
-      const std::string message = absl::StrCat(what, ": ", text);
-      if (timeout) throw TimeoutError(message);
+    const EngineError cause = EngineError::Parse(MessageOf(other));
+    if (cause.worker < 0) {
+      const std::string message = absl::StrCat(what, ": ", cause.message);
+      if (cause.timeout) throw TimeoutError(message);
       throw CommunicationError(message);
     }
-    if (remote->lost.has_value()) {
-      ThrowFailure(notice_->ReportFound({.rank = *remote->lost, .reason = remote->message}));
+    const std::string line = cause.message.substr(0, cause.message.find('\n'));
+    if (cause.lost.has_value()) {
+      ThrowFailure(notice_->ReportFound({.rank = *cause.lost, .reason = line}));
     }
-    const bool known = remote->worker >= 0 && remote->worker < static_cast<int>(names_.size());
-    const std::string& at = known ? names_[remote->worker] : callee;
+    const bool known = cause.worker < static_cast<int>(names_.size());
+    const std::string& at = known ? names_[cause.worker] : callee;
+    if (!cause.timeout) throw RemoteError(at, function, line, other.what());
     // That worker, which may be this one, waited for another one.
-    if (timeout && remote->worker == id()) {
-      throw TimeoutError(absl::StrCat(function, ": ", remote->message));
-    }
-    if (timeout) {
-      throw TimeoutError(absl::StrCat(function, " on worker ", at, ": ", remote->message));
-    }
-    throw RemoteError(at, function, remote->message, other.what());
+    const std::string place = cause.worker == id() ? "" : absl::StrCat(" on worker ", at);
+    throw TimeoutError(absl::StrCat(function, place, ": ", line));
   }
 }
 

@@ -237,7 +237,8 @@ class FakeNetwork::State {
       MutexLock lock(mutex_);
       closed_ = true;
       for (const auto& [id, operation] : unfinished_) {
-        endings.push_back({.operation = operation, .error = ErrorOf("the fake network has closed")});
+        endings.push_back(
+            {.operation = operation, .error = ErrorOf("the fake network has closed")});
       }
       for (const Ending& ending : endings) ending.operation->ended = true;
       unfinished_.clear();

@@ -37,8 +37,9 @@ class EngineWork final : public c10d::Work {
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override { return results_; }
-  // Blocks, and does the work on this thread. Throws a kind of c10::DistError (see operation_fault.h) when the operation
-  // fails or `timeout` passes; a timeout leaves the operation as it is.
+  // Blocks, and does the work on this thread. Throws a kind of c10::DistError (see
+  // operation_fault.h) when the operation fails or `timeout` passes; a timeout leaves the operation
+  // as it is.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override {}
   void abort() override;

@@ -1,30 +1,35 @@
-// What LibTorch's backward engine tells of an error on another worker: a text.
+// An error that LibTorch's backward engine passes from worker to worker. LibTorch's messages carry
+// a text alone, so the workers write what they must know of the cause into its first fields.
 #ifndef DDP_RPC_FAILURE_ENGINE_ERROR_H_
 #define DDP_RPC_FAILURE_ENGINE_ERROR_H_
 
 #include <optional>
 #include <string>
-#include <vector>
+
+#include "absl/strings/string_view.h"
 
 namespace ddp::rpc::internal {
 
-// The start of LibTorch's text for an exception on another worker. The worker's id follows.
+// The first word of the text of an exception on another worker. The worker's id follows.
 inline constexpr char kErrorOnNode[] = "Error on Node ";
 
-// Returns "worker NAME is gone (REASON)", for a connection that broke. A worker between the caller
-// and the lost one passes it on.
-std::string LostWorkerText(const std::string& name, const std::string& reason);
-
+// The cause of an error. A value.
 struct EngineError {
-  int worker = -1;            // on which the error was thrown
-  std::string message;        // one line
-  std::optional<int> lost{};  // the worker that `message` calls gone
+  int worker = -1;            // on which it was thrown; -1: this one
+  std::string message;        // for a person
+  std::optional<int> lost{};  // the worker that is gone
+  bool timeout = false;       // an answer did not come in time
+
+  // Returns the text of an error of this worker: its fields and the message.
+  std::string Serialize() const;
+
+  // Reads "Error on Node 2: Error on Node 1: TEXT", where TEXT is the result of Serialize() or the
+  // text of any exception. The fields are read at their places only, whatever a message says.
+  static EngineError Parse(absl::string_view text);
 };
 
-// Returns the innermost error of "Error on Node 2: Error on Node 1: MESSAGE\n...", which is the
-// cause; nullopt when `text` is of this worker. `names`: of all workers, by id.
-std::optional<EngineError> ReadEngineError(const std::string& text,
-                                           const std::vector<std::string>& names);
+// Returns "worker NAME is gone (REASON)", for a connection that broke.
+std::string LostWorkerText(const std::string& name, const std::string& reason);
 
 }  // namespace ddp::rpc::internal
 
