@@ -61,7 +61,8 @@ TEST(BufferSyncTest, HasOneHookAtOnePlace) {
 
 // A graph may have saved a buffer that the broadcast writes. The batch norm's buffers have changed
 // since the last forward without a new version, so the broadcast raises no version of theirs.
-RANK_TEST(BufferSyncTest, TheBroadcastRaisesTheVersionOfOtherBuffersOnly, 2) {
+RANK_TEST(BufferSyncTest, TheBroadcastRaisesTheVersionOfOtherBuffersOnly, .world_size = 2,
+          .not_on_device = "nothing is compared there, for the host would wait") {
   const auto group = init_process_group();
   const auto model = std::make_shared<FakeModelView>();
   const at::Tensor mean = at::zeros({2}), count = at::zeros({1}), table = at::zeros({3});
@@ -94,7 +95,8 @@ RANK_TEST(BufferSyncTest, TheBroadcastRaisesTheVersionOfOtherBuffersOnly, 2) {
 }
 
 // Counts the collectives of each synchronization: one, or two where a comparison finds a change.
-RANK_TEST(BufferSyncTest, UnchangedBuffersAreNotSent, 2) {
+RANK_TEST(BufferSyncTest, UnchangedBuffersAreNotSent, .world_size = 2,
+          .not_on_device = "nothing is compared there, for the host would wait") {
   const auto group = init_process_group();
   const auto model = std::make_shared<FakeModelView>();
   const at::Tensor table = at::ones({20'000}), mean = at::zeros({2});

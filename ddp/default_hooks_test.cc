@@ -3,6 +3,7 @@
 #include "ddp/default_hooks.h"
 
 #include <ATen/ATen.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <functional>
@@ -40,18 +41,18 @@ GradBucket DenseBucket(const at::Tensor& buffer) {
   return GradBucket({.index = 2,
                      .is_last = true,
                      .buffer = buffer,
-                     .parameters = {at::zeros({kRows, columns}), at::zeros({kRows})},
+                     .parameters = {torch::zeros({kRows, columns}), torch::zeros({kRows})},
                      .names = {"layer.weight", "layer.bias"}});
 }
 
 at::Tensor GradientOf(int rank) {
-  at::Tensor gradient = at::arange(kRows * 4, at::kFloat) * 0.001 + rank;
+  at::Tensor gradient = torch::arange(kRows * 4, at::kFloat) * 0.001 + rank;
   return gradient.sin_().mul_(rank + 1);
 }
 
 // Rows that only some ranks share; row 0 is there twice.
 at::Tensor SparseGradientOf(int rank) {
-  const at::Tensor indices = at::empty({1, 4}, at::kLong);
+  const at::Tensor indices = torch::empty({1, 4}, at::kLong);
   for (int i = 0; i < 4; ++i) indices[0][i] = i == 3 ? 0 : i * (rank + 1);
   return at::sparse_coo_tensor(indices, GradientOf(rank).narrow(0, 0, 12).view({4, 3}), {50, 3});
 }
@@ -97,11 +98,12 @@ RANK_TEST(DefaultHooksTest, AveragesDenseGradients, 2) {
   }
 }
 
-RANK_TEST(DefaultHooksTest, AveragesSparseGradients, 2) {
+RANK_TEST(DefaultHooksTest, AveragesSparseGradients, .world_size = 2,
+          .not_on_device = "sparse gradients are refused, as with NCCL") {
   const auto group = init_process_group();
   for (const auto& [name, hook] : HooksOver(group)) {
     GradBucket bucket({.buffer = SparseGradientOf(group->rank()),
-                       .parameters = {at::zeros({50, 3})},
+                       .parameters = {torch::zeros({50, 3})},
                        .names = {"table"}});
     EXPECT_TRUE(bucket.gradients()[0].is_same(bucket.buffer()));
     const at::Tensor result = ResultOf(hook, bucket).to_dense();
@@ -169,29 +171,29 @@ std::string ReductionErrorOf(const Function& function) {
 }
 
 std::string ComplaintAbout(const c10::IValue& value) {
-  const GradBucket bucket = DenseBucket(at::zeros({kRows * 4}));
+  const GradBucket bucket = DenseBucket(torch::zeros({kRows * 4}));
   return ReductionErrorOf([&] { CheckedHookResult(bucket, value); });
 }
 
 TEST(CheckedHookResultTest, NamesBucketParametersAndBothSides) {
-  EXPECT_EQ(ComplaintAbout(at::zeros({kRows * 4}, at::kDouble)),
+  EXPECT_EQ(ComplaintAbout(torch::zeros({kRows * 4}, at::kDouble)),
             "the comm hook's result for gradient bucket 2 (layer.weight, layer.bias) is a tensor "
             "of shape [4000], Double, on cpu; it must be like the bucket's buffer, a tensor of "
             "shape [4000], Float, on cpu");
-  EXPECT_THAT(ComplaintAbout(at::zeros({10})), HasSubstr("is a tensor of shape [10], Float"));
-  EXPECT_THAT(ComplaintAbout(at::zeros({kRows, 4})), HasSubstr("of shape [1000, 4]"));
-  EXPECT_THAT(ComplaintAbout(at::zeros({kRows * 4}, at::kMeta)), HasSubstr("on meta; it must"));
-  EXPECT_THAT(ComplaintAbout(at::zeros({kRows * 4}).to_sparse()), HasSubstr("a sparse tensor"));
+  EXPECT_THAT(ComplaintAbout(torch::zeros({10})), HasSubstr("is a tensor of shape [10], Float"));
+  EXPECT_THAT(ComplaintAbout(torch::zeros({kRows, 4})), HasSubstr("of shape [1000, 4]"));
+  EXPECT_THAT(ComplaintAbout(torch::zeros({kRows * 4}, at::kMeta)), HasSubstr("on meta; it must"));
+  EXPECT_THAT(ComplaintAbout(torch::zeros({kRows * 4}).to_sparse()), HasSubstr("a sparse tensor"));
   EXPECT_THAT(ComplaintAbout(at::Tensor()), HasSubstr("is an undefined tensor"));
   EXPECT_THAT(ComplaintAbout(c10::IValue(1.5)), HasSubstr("a future gave Double where a tensor"));
   EXPECT_THAT(ComplaintAbout(c10::IValue()), HasSubstr("a future gave None"));
-  const std::vector<at::Tensor> two(2, at::zeros({kRows * 4}));
+  const std::vector<at::Tensor> two(2, torch::zeros({kRows * 4}));
   EXPECT_THAT(ComplaintAbout(two), HasSubstr("a list of 2 tensors"));
 }
 
 TEST(CheckedHookResultTest, TakesATensorOrAListOfOne) {
-  const GradBucket bucket = DenseBucket(at::zeros({kRows * 4}));
-  const at::Tensor result = at::ones({kRows * 4});
+  const GradBucket bucket = DenseBucket(torch::zeros({kRows * 4}));
+  const at::Tensor result = torch::ones({kRows * 4});
   EXPECT_TRUE(CheckedHookResult(bucket, result).is_same(result));
   EXPECT_TRUE(CheckedHookResult(bucket, std::vector<at::Tensor>{result}).is_same(result));
 }
@@ -199,18 +201,18 @@ TEST(CheckedHookResultTest, TakesATensorOrAListOfOne) {
 TEST(CheckedHookResultTest, ShortensManyNames) {
   std::vector<std::string> names;
   for (int i = 0; i < 1000; ++i) names.push_back("p" + std::to_string(i));
-  const GradBucket bucket({.buffer = at::zeros({1000}), .names = names});
-  EXPECT_THAT(ReductionErrorOf([&] { CheckedHookResult(bucket, at::zeros({1})); }),
+  const GradBucket bucket({.buffer = torch::zeros({1000}), .names = names});
+  EXPECT_THAT(ReductionErrorOf([&] { CheckedHookResult(bucket, torch::zeros({1})); }),
               HasSubstr("(p0, p1, p2, p3, p4, p5, p6, p7 and 992 more) is"));
 }
 
 TEST(GradBucketTest, GradientsAreTheBuffersPartsInTheParametersShapes) {
-  const at::Tensor image = at::zeros({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
-  const at::Tensor complex = at::zeros({3, 2}, at::kComplexFloat).t();
-  const at::Tensor expanded = at::zeros({1}).expand({4});
-  const at::Tensor buffer = at::arange(120 + 12 + 0 + 4, at::kFloat);
+  const at::Tensor image = torch::zeros({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor complex = torch::zeros({3, 2}, at::kComplexFloat).t();
+  const at::Tensor expanded = torch::zeros({1}).expand({4});
+  const at::Tensor buffer = torch::arange(120 + 12 + 0 + 4, at::kFloat);
   GradBucket bucket(
-      {.buffer = buffer, .parameters = {image, complex, at::zeros({0, 7}), expanded}});
+      {.buffer = buffer, .parameters = {image, complex, torch::zeros({0, 7}), expanded}});
   const std::vector<at::Tensor> gradients = bucket.gradients();
   ASSERT_EQ(gradients.size(), 4u);
   EXPECT_EQ(gradients[0].strides(), image.strides());
@@ -270,7 +272,7 @@ TEST(CompressKernelTest, HasTheBitsOfLibTorch) {
 
 TEST(CompressWrapperTest, ABufferOfAnyKindTakesTheSameValues) {
   const at::Tensor values = GradientOf(1);
-  const at::Tensor wide = at::zeros({kRows * 4, 2});
+  const at::Tensor wide = torch::zeros({kRows * 4, 2});
   const auto result_of = [](const at::Tensor& buffer) {
     GradBucket bucket = DenseBucket(buffer);
     const auto version = buffer._version();
@@ -288,7 +290,7 @@ TEST(CompressWrapperTest, ABufferOfAnyKindTakesTheSameValues) {
 }
 
 TEST(CompressWrapperTest, PassesOnWhatTheHookDoesWrong) {
-  GradBucket bucket = DenseBucket(at::ones({kRows * 4}));
+  GradBucket bucket = DenseBucket(torch::ones({kRows * 4}));
   const auto result_of = [&](CommHook hook) { ResultOf(fp16_compress_wrapper(hook), bucket); };
   EXPECT_THROW(result_of([](GradBucket&) -> TensorFuture { throw std::runtime_error("full"); }),
                std::runtime_error);
@@ -304,7 +306,7 @@ TEST(CompressWrapperTest, PassesOnWhatTheHookDoesWrong) {
       ReductionErrorOf([&] { result_of(float_hook); }),
       AllOf(StartsWith("the comm hook's result for gradient bucket 2"), EndsWith("Half, on cpu")));
   // bfloat16 has 8 bits: 1.01 becomes 1.0078125.
-  GradBucket fine = DenseBucket(at::full({kRows * 4}, 1.01));
+  GradBucket fine = DenseBucket(torch::full({kRows * 4}, 1.01));
   EXPECT_EQ(ResultOf(bf16_compress_wrapper(noop_hook), fine)[0].item<float>(), 1.0078125);
 }
 
@@ -317,7 +319,7 @@ TEST(BindCommHookTest, AHookIsCalledWithItsState) {
         *state += bucket.index();
         return TensorFuture();
       });
-  GradBucket bucket({.index = 3, .buffer = at::ones({1})});
+  GradBucket bucket({.index = 3, .buffer = torch::ones({1})});
   hook(bucket);
   EXPECT_EQ(*calls, 3);
 }

@@ -26,6 +26,7 @@ namespace ddp {
 namespace {
 
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::ErrorOfPeer;
 using ::ddp::testing::Flatten;
 using ::ddp::testing::Gradients;
 using ::ddp::testing::SameOnAllRanks;
@@ -313,7 +314,7 @@ RANK_TEST(DistributedDataParallelTest, BuffersOfAnyTypeAreCopied, 2) {
       EXPECT_TRUE(torch::all(tensor.to(torch::kComplexDouble) == 1).item<bool>()) << name;
     }
   }
-  net->register_buffer("table", torch::eye(2).to_sparse());
+  net->register_buffer("table", torch::eye(2, torch::kCPU).to_sparse());
   const std::string text =
       ErrorOf<ConfigurationError>([&] { DistributedDataParallel<Holder> other(net, group); });
   EXPECT_THAT(text, HasSubstr("buffer table is Sparse: only dense tensors"));
@@ -501,7 +502,9 @@ RANK_TEST(DistributedDataParallelTest, EvaluatesOnOneRankAlone, 2) {
 
 // A forward with gradients is a collective in eval() too. On one rank alone, it differs from the
 // collective of the other ranks, and all of them throw.
-RANK_TEST(DistributedDataParallelTest, AnEvaluationWithGradientsOnOneRankAloneIsNamed, 2) {
+RANK_TEST(DistributedDataParallelTest, AnEvaluationWithGradientsOnOneRankAloneIsNamed,
+          .world_size = 2,
+          .not_on_device = "ranks in different collectives are named with shm and Gloo only") {
   const auto group = init_process_group();
   for (const int64_t batches : {1, 3}) {
     Net net;
@@ -823,7 +826,7 @@ RANK_TEST(DistributedDataParallelTest, ParameterReplacedUnderFindUnusedIsRefused
       net->first = net->replace_module("first", torch::nn::Linear(net->first->options));
     }
     // The others learn of it in their next iteration.
-    EXPECT_THAT(ErrorOf<c10::Error>([&] { step(15), step(16); }),
+    EXPECT_THAT(ErrorOfPeer<c10::Error>(*group, [&] { step(15), step(16); }),
                 HasSubstr("first.weight requires a gradient and was not there when the model was "
                           "wrapped: construct a new DistributedDataParallel"))
         << on_all;
@@ -911,7 +914,7 @@ RANK_TEST(DistributedDataParallelTest, AbsentPeerEndsInATimeout, 2) {
   group->barrier();
   if (group->rank() == 0) {
     const std::string text =
-        ErrorOf<CommunicationError>([&] { group->all_reduce(torch::ones({4})); });
+        ErrorOfPeer<CommunicationError>(*group, [&] { group->all_reduce(torch::ones({4})); });
     EXPECT_THAT(text, AllOf(HasSubstr("rank 0"), HasSubstr("an all-reduce")));
     EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }),
                 HasSubstr("cannot be used any more"));
@@ -929,7 +932,8 @@ RANK_TEST(DistributedDataParallelTest, ReportedFailureReachesWaitingRanks, 2) {
     group->store()->wait({"seen"}, std::chrono::seconds(60));
     return;
   }
-  const std::string text = ErrorOf<PeerFailedError>([&] { group->all_reduce(torch::ones({4})); });
+  const std::string text =
+      ErrorOfPeer<PeerFailedError>(*group, [&] { group->all_reduce(torch::ones({4})); });
   EXPECT_THAT(text, AllOf(HasSubstr("because rank 1 failed: the disk is full"),
                           HasSubstr("an all-reduce")));
   if (group->rank() == 0) group->store()->set("seen", "1");
@@ -940,7 +944,7 @@ RANK_TEST(DistributedDataParallelTest, DyingPeerIsAnError, 2) {
   group->barrier();
   if (group->rank() == 1) _exit(0);
   EXPECT_THAT(
-      ErrorOf<CommunicationError>([&] { group->all_reduce(torch::ones({1 << 20})); }),
+      ErrorOfPeer<CommunicationError>(*group, [&] { group->all_reduce(torch::ones({1 << 20})); }),
       HasSubstr("stopped in an all-reduce, because rank 1 failed: the process of rank 1 has "
                 "ended"));
 }

@@ -3,6 +3,7 @@
 #include "ddp/join.h"
 
 #include <ATen/ATen.h>
+#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -91,7 +92,7 @@ class Summer : public Joinable {
   };
 
   double Sum(double value, int event) {
-    const at::Tensor tensor = at::full({event % kLengths + 1}, value, at::kDouble);
+    const at::Tensor tensor = torch::full({event % kLengths + 1}, value, at::kDouble);
     group_->all_reduce(tensor);
     return tensor[0].item<double>();
   }

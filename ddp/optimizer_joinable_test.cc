@@ -38,19 +38,20 @@ class Counter : public Joinable {
 template <typename Optimizer, typename Options>
 at::Tensor StepAfterAJoin(const std::shared_ptr<ProcessGroup>& group, int longest,
                           const Options& options) {
-  at::Tensor parameter = at::zeros({2}).requires_grad_();
+  const at::TensorOptions there(group->device());
+  at::Tensor parameter = at::zeros({2}, there).requires_grad_();
   Optimizer optimizer({parameter}, options);
   Counter counter(group);
   const std::shared_ptr<Joinable> joinable = internal::MakeOptimizerJoinable(&optimizer);
   Join join({&counter, joinable.get()});
   for (int step = 0; step < (group->rank() == longest ? 3 : 1); ++step) {
     join.notify(counter, 0);
-    parameter.mutable_grad() = at::full({2}, 10.0F * (group->rank() + 1));
+    parameter.mutable_grad() = at::full({2}, 10.0F * (group->rank() + 1), there);
     optimizer.step();
   }
   join.finish();
   parameter.data().zero_();
-  parameter.mutable_grad() = at::ones({2});
+  parameter.mutable_grad() = at::ones({2}, there);
   optimizer.step();
   return parameter.detach();
 }
@@ -59,7 +60,7 @@ template <typename Optimizer, typename Options>
 void ExpectTheLastJoinersState(const std::shared_ptr<ProcessGroup>& group, const Options& options) {
   for (int longest = 0; longest < group->size(); ++longest) {
     const at::Tensor mine = StepAfterAJoin<Optimizer>(group, longest, options);
-    const at::Tensor all = at::zeros({group->size(), 2});
+    const at::Tensor all = at::zeros({group->size(), 2}, mine.options());
     group->all_gather(all, mine);
     for (int rank = 0; rank < group->size(); ++rank) {
       EXPECT_TRUE(at::equal(all[rank], all[longest]))

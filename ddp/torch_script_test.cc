@@ -359,7 +359,8 @@ struct WordsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Words);
 
-RANK_TEST(TorchScriptTest, SparseGradientsStaySparse, 2) {
+RANK_TEST(TorchScriptTest, SparseGradientsStaySparse, .world_size = 2,
+          .not_on_device = "sparse gradients are refused, as with NCCL") {
   const auto group = init_process_group();
   torch::manual_seed(3);
   DistributedDataParallel model(Reloaded(Scripted(*Words(), R"(

@@ -2,12 +2,14 @@
 #ifndef DDP_TESTING_DISTRIBUTED_CHECKS_H_
 #define DDP_TESTING_DISTRIBUTED_CHECKS_H_
 
+#include <string>
 #include <vector>
 
 #include <ATen/Functions.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include "ddp/common/error.h"
 #include "ddp/process_group.h"
 #include "testing/error_of.h"  // IWYU pragma: export
 
@@ -36,11 +38,32 @@ inline torch::Tensor Gradients(const torch::nn::Module& module) {
 
 // Returns true when all ranks hold the same elements as rank 0. A collective: call it on all ranks.
 inline bool SameOnAllRanks(ProcessGroup& group, const torch::Tensor& mine) {
-  torch::Tensor zero = mine.clone();
+  torch::Tensor zero = mine.clone().to(group.device());
   group.broadcast(zero, 0);
-  torch::Tensor differing = torch::tensor({torch::equal(mine, zero) ? 0 : 1});
+  torch::Tensor differing =
+      torch::full({1}, !torch::equal(mine, zero.to(mine.device())), torch::kInt64)
+          .to(group.device());
   group.all_reduce(differing);
   return differing.item<int64_t>() == 0;
+}
+
+// Returns the error that a rank gets when a peer fails in its `step`. On a device with streams, a
+// rank is ahead of its sums: it waits for them, and one of the next steps has the error.
+template <typename Error, typename Step>
+std::string ErrorOfPeer(const ProcessGroup& group, const Step& step) {
+  std::string error = ErrorOf<Error>(step);
+  for (int i = 0; i < 100 && !group.device().is_cpu() && error == "no error"; ++i) {
+    torch::ones({1}, group.device()).item<float>();
+    error = ErrorOf<Error>(step);
+  }
+  return error;
+}
+
+// Takes the step that throws on all ranks after such an error, where one had gone on with sums that
+// were aborted. See ProcessGroup.
+template <typename Step>
+void StepAfterFailure(const ProcessGroup& group, const Step& step) {
+  if (!group.device().is_cpu()) ErrorOf<ReductionError>(step);
 }
 
 }  // namespace ddp::testing

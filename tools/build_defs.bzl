@@ -59,9 +59,14 @@ _TAGS_OF_DEPS = {
     "//testing/redis:redis_fixture": ["redis"],
 }
 
+# Tests whose ranks compute with LibTorch can have them on simulated devices, by tools/test
+# --device=sim, unless they have a device of their own.
+_DEVICE = "//testing/accelerator"
+_RANK_DEVICE = "//testing/accelerator:rank_device"
+
 _MAIN = "@googletest//:gtest_main"
 _NO_MAIN = "@googletest//:gtest"  # for a test with a main() of its own
-_RANK_MAIN = "//testing/ranks:rank_test"  # has main()
+_RANK_MAINS = ["//testing/ranks:rank_test", "//testing/backend:thread_ranks"]  # have main()
 
 def _absolute(label):
     """Returns the label of a dependency in the form that tables name it in."""
@@ -77,13 +82,21 @@ def _tags(tags, deps):
         known["cpu"] = None
         for dep in deps:
             known.update({tag: None for tag in _TAGS_OF_DEPS.get(_absolute(dep), [])})
+    if _has_rank_device(deps):
+        known["device"] = None
     return sorted(known)
+
+def _has_ranks(deps):
+    return any([_absolute(dep) in _RANK_MAINS for dep in deps])
 
 def _with_main(deps):
     """Adds GoogleTest, and its main() unless a dependency has one or the test names GoogleTest."""
     if _MAIN in deps or _NO_MAIN in deps:
         return deps
-    return deps + [_NO_MAIN if _RANK_MAIN in [_absolute(dep) for dep in deps] else _MAIN]
+    return deps + [_NO_MAIN if _has_ranks(deps) else _MAIN]
+
+def _has_rank_device(deps):
+    return _has_ranks(deps) and _TORCH in deps and _DEVICE not in deps
 
 def _own_file(name, suffix):
     return native.glob([name + suffix], allow_empty = True)
@@ -159,12 +172,13 @@ def ddp_cc_test(
       **kwargs: passed to the cc_test.
     """
     pch = precompiled or ("tensors" if _TORCH in deps else "torch_free")
+    device = [_own(_RANK_DEVICE)] if _has_rank_device(deps) else []
     cc_test(
         name = name,
         size = size,
         srcs = _program_srcs(name, srcs) + _SUPPRESSIONS,
         tags = _tags(tags, deps),
-        **dict(kwargs, **_precompiled(pch, copts, _with_main(deps)))
+        **dict(kwargs, **_precompiled(pch, copts, _with_main(deps) + device))
     )
 
 def ddp_cc_fuzz(name, deps = [], **kwargs):

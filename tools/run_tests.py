@@ -372,6 +372,13 @@ def parse_arguments(argv):
         " DDP_ORACLE_PYTHON names a Python that has it",
     )
     parser.add_argument(
+        "--device",
+        choices=["sim"],
+        help="only tests with ranks, on simulated devices: see docs/hacking.md",
+    )
+    seeds = "with --device: runs each test N times, each with other latenesses of the device"
+    parser.add_argument("--seeds", type=int, metavar="N", help=seeds)
+    parser.add_argument(
         "--fuzz",
         nargs="?",
         const="60",
@@ -380,7 +387,10 @@ def parse_arguments(argv):
         " Needs clang",
     )
     parser.add_argument("flags", nargs="*", help="after --: further flags of bazel test")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.seeds is not None and (options.device is None or options.seeds < 1):
+        parser.error("--seeds takes a number from 1, and goes with --device")
+    return options
 
 
 def use_torch(version):
@@ -407,6 +417,10 @@ def bazel_step(options, totals):
     """Returns whether anything was there to run."""
     flags = [f"--config={name}" for name in options.config] + options.flags
     targets = ["//..."]
+    if options.device:
+        # TEST_RANDOM_SEED is the number of the run: the seed of the device.
+        flags += [f"--test_env=DDP_TEST_DEVICE={options.device}", "--build_tests_only"]
+        flags += ["--test_tag_filters=device", f"--runs_per_test={options.seeds or 1}"]
     if "tsan" in options.config:
         # An uninstrumented LibTorch makes ThreadSanitizer report races where there are none.
         targets = query("tests(//...) except rdeps(//..., @libtorch//:all)").split()
@@ -428,7 +442,7 @@ def bazel_step(options, totals):
 
 
 def report(totals, started):
-    for name, reason in totals.skips:
+    for name, reason in dict.fromkeys(totals.skips):
         print(f"SKIPPED {name}: {reason}")
     for name, output in totals.failures:
         print(f"\n---- FAILED {name}\n{output}")
@@ -464,7 +478,10 @@ def main(argv):
         report(totals, started)
         return 1 if totals.failed else 0
     found = bazel_step(options, totals)
-    if not options.config:
+    if options.device:
+        cases = totals.passed + totals.failed
+        print(f"{cases} cases on the simulated device: {options.seeds or 1} seeds of each")
+    elif not options.config:
         wanted = os.path.isdir(os.path.join(ROOT, CONSUMER)) and options.filter in CONSUMER
         consumer = Consumer() if wanted else None
         say("Python tests: the tidy test, the tools' own and the install tree's")

@@ -49,6 +49,22 @@ QUIET_XML = """<testsuites><testsuite name="t" tests="1" failures="0" errors="0"
 NO_CASE_XML = '<testsuites tests="0" name="AllTests"></testsuites>'
 
 
+class DeviceTest(unittest.TestCase):
+    def test_each_test_with_ranks_runs_with_each_seed(self):
+        options = run_tests.parse_arguments(["--device=sim", "--seeds=3", "--", "--jobs=1"])
+        with unittest.mock.patch.object(run_tests, "run_bazel") as run:
+            run_tests.bazel_step(options, run_tests.Totals())
+        targets, flags, _ = run.call_args[0]
+        self.assertEqual(targets, ["//..."])
+        for flag in ("DDP_TEST_DEVICE=sim", "tag_filters=device", "runs_per_test=3", "--jobs=1"):
+            self.assertIn(flag, " ".join(flags))
+
+    def test_seeds_need_a_device(self):
+        for arguments in (["--seeds=3"], ["--device=sim", "--seeds=0"], ["--device=tpu"]):
+            with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
+                run_tests.parse_arguments(arguments)
+
+
 class TorchVersionTest(unittest.TestCase):
     def test_another_version_is_built_in_a_folder_of_its_own(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -777,7 +777,8 @@ struct WordsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Words);
 
-RANK_TEST(BackwardModesTest, SparseGradientsStaySparse, 2) {
+RANK_TEST(BackwardModesTest, SparseGradientsStaySparse, .world_size = 2,
+          .not_on_device = "sparse gradients are refused, as with NCCL") {
   const auto group = init_process_group();
   const auto input = [](int rank, int step) {
     return torch::tensor({rank, 2 * rank + 1, (step + rank) % 10}, torch::kLong);
@@ -987,7 +988,8 @@ RANK_TEST(BackwardModesTest, DescribesItself, 2) {
 RANK_TEST(BackwardModesTest, TakesADeviceMesh, 2) {
   const auto group = init_process_group();
   const auto use = [](int) { return std::pair(true, true); };
-  const auto mesh = init_device_mesh(group, "cpu", {group->size()}, {"replicate"});
+  const std::string type = c10::DeviceTypeName(group->device().type(), /*lower_case=*/true);
+  const auto mesh = init_device_mesh(group, type, {group->size()}, {"replicate"});
   Heads net;
   DistributedDataParallel model(
       net, DistributedDataParallelOptions{.device_mesh = mesh, .find_unused_parameters = true});
@@ -997,7 +999,7 @@ RANK_TEST(BackwardModesTest, TakesADeviceMesh, 2) {
   EXPECT_THAT(ErrorOf<ConfigurationError>(
                   [&] { DistributedDataParallel both(net, group, {.device_mesh = mesh}); }),
               HasSubstr("process_group and device_mesh are both set"));
-  const auto grid = init_device_mesh(group, "cpu", {1, group->size()}, {"shard", "replicate"});
+  const auto grid = init_device_mesh(group, type, {1, group->size()}, {"shard", "replicate"});
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
                 DistributedDataParallel flat(net,
                                              DistributedDataParallelOptions{.device_mesh = grid});

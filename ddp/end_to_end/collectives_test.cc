@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -54,7 +55,7 @@ RankTestOptions ThreeRanks() { return {.world_size = 3, .stores = {RankStore::kT
 // exactly.
 at::Tensor InputOf(int rank, std::vector<int64_t> shape, at::ScalarType type = at::kFloat) {
   const int64_t count = c10::multiply_integers(shape);
-  const at::Tensor numbers = (at::arange(count, at::kLong) * 7 + rank * 3).remainder(5);
+  const at::Tensor numbers = (torch::arange(count, at::kLong) * 7 + rank * 3).remainder(5);
   return (type == at::kBool ? numbers.gt(2) : numbers).view(shape).to(type);
 }
 
@@ -67,7 +68,7 @@ std::vector<at::Tensor> InputsOf(int size, const std::vector<int64_t>& shape,
 
 // Returns a tensor with the same elements, and with strides that are not contiguous.
 at::Tensor Strided(const at::Tensor& tensor) {
-  const at::Tensor wide = at::zeros({tensor.numel(), 2}, tensor.options());
+  const at::Tensor wide = torch::zeros({tensor.numel(), 2}, tensor.options());
   const at::Tensor strided = wide.select(1, 0).view(tensor.sizes());
   strided.copy_(tensor);
   EXPECT_FALSE(tensor.numel() > 1 && strided.is_contiguous());
@@ -123,6 +124,8 @@ RANK_TEST(CollectivesTest, Reductions, ThreeRanks()) {
        {at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat,
         at::kDouble, at::kComplexFloat, at::kBool}) {
     for (const ReduceOp op : kAllOps) {
+      // As with NCCL, devices have no operations on bits.
+      if (op >= ReduceOp::kBitAnd && !group->device().is_cpu()) continue;
       const std::string what =
           absl::StrCat(c10::toString(type), ", operation ", static_cast<int>(op));
       const at::Tensor mine = InputOf(group->rank(), shape, type);
@@ -141,32 +144,34 @@ RANK_TEST(CollectivesTest, Reductions, ThreeRanks()) {
 
       // reduce_scatter: every rank keeps one part.
       std::vector<at::Tensor> inputs = InputsOf(size, {size, 4}, type);
-      const at::Tensor part = at::empty({4}, expected.options());
+      const at::Tensor part = torch::empty({4}, expected.options());
       group->reduce_scatter(part, inputs[group->rank()], op);
       ExpectEqual(part, Reduced(inputs, op)[group->rank()], absl::StrCat(what, ", scattered"));
-      const at::Tensor strided_part = Strided(at::zeros({2, 2}, expected.options()));
+      const at::Tensor strided_part = Strided(torch::zeros({2, 2}, expected.options()));
       group->reduce_scatter(strided_part, inputs[group->rank()].unbind(), op);
       ExpectEqual(strided_part.reshape({4}), part, absl::StrCat(what, ", from a list"));
     }
   }
   {
     const c10::InferenceMode inference;
-    const at::Tensor strided = Strided(at::full({4}, static_cast<float>(group->rank())));
+    const at::Tensor strided = Strided(torch::full({4}, static_cast<float>(group->rank())));
     group->all_reduce(strided, ReduceOp::kAverage);
     EXPECT_EQ(strided[3].item<float>(), static_cast<float>(size - 1) / 2);
-    const at::Tensor part = at::zeros({2});
-    group->reduce_scatter(part, at::ones({2 * size}), ReduceOp::kAverage);
+    const at::Tensor part = torch::zeros({2});
+    group->reduce_scatter(part, torch::ones({2 * size}), ReduceOp::kAverage);
     EXPECT_EQ(part[1].item<float>(), 1);
   }
-  const at::Tensor leaf = at::ones({4}).requires_grad_();
+  const at::Tensor leaf = torch::ones({4}).requires_grad_();
   group->all_reduce(leaf, ReduceOp::kAverage);
   EXPECT_TRUE(leaf.requires_grad() && leaf.is_leaf());
+  if (!leaf.is_cpu()) return;  // sparse tensors are the CPU's
   const at::Tensor sparse_leaf =
-      at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), at::ones({1}), {8}).requires_grad_();
+      at::sparse_coo_tensor(torch::zeros({1, 1}, at::kLong), torch::ones({1}), {8})
+          .requires_grad_();
   group->all_reduce(sparse_leaf);
   EXPECT_EQ(sparse_leaf.detach().to_dense().sum().item<float>(), static_cast<float>(size));
   const at::Tensor sparse = at::sparse_coo_tensor(at::tensor({int64_t{group->rank()}}).view({1, 1}),
-                                                  at::full({1}, 6.0F), {8});
+                                                  torch::full({1}, 6.0F), {8});
   group->all_reduce(sparse, ReduceOp::kAverage);
   EXPECT_EQ(sparse.to_dense().sum().item<float>(), 6.0F);
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { group->all_reduce(sparse, ReduceOp::kMax); }),
@@ -231,8 +236,8 @@ RANK_TEST(CollectivesTest, ExchangesDifferentSizes, ThreeRanks()) {
     rows_to += to.back();
     rows_from += from.back();
   }
-  const at::Tensor input = at::full({rows_to, 2}, rank, at::kDouble);
-  const at::Tensor output = at::full({rows_from, 2}, -1, at::kDouble);
+  const at::Tensor input = torch::full({rows_to, 2}, rank, at::kDouble);
+  const at::Tensor output = torch::full({rows_from, 2}, -1, at::kDouble);
   group->all_to_all(output, input, from, to);
   int64_t row = 0;
   for (int other = 0; other < size; ++other) {
@@ -243,8 +248,8 @@ RANK_TEST(CollectivesTest, ExchangesDifferentSizes, ThreeRanks()) {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   for (int other = 0; other < size; ++other) {
-    inputs.push_back(at::full({to[other], 3}, 10 * rank + other, at::kInt));
-    outputs.push_back(at::zeros({3, from[other]}, at::kInt).t());  // not contiguous
+    inputs.push_back(torch::full({to[other], 3}, 10 * rank + other, at::kInt));
+    outputs.push_back(torch::zeros({3, from[other]}, at::kInt).t());  // not contiguous
   }
   Work work = group->all_to_all_async(outputs, inputs);
   work.wait();
@@ -253,14 +258,14 @@ RANK_TEST(CollectivesTest, ExchangesDifferentSizes, ThreeRanks()) {
   }
 
   // First no rank sends anything; then only one rank does.
-  group->all_to_all(at::empty({0, 2}), at::empty({0, 2}), std::vector<int64_t>(size, 0),
+  group->all_to_all(torch::empty({0, 2}), torch::empty({0, 2}), std::vector<int64_t>(size, 0),
                     std::vector<int64_t>(size, 0));
   std::vector<int64_t> to_zero(size, 0);
   std::vector<int64_t> from_last(size, 0);
   if (rank == size - 1) to_zero[0] = 4;
   if (rank == 0) from_last[size - 1] = 4;
-  const at::Tensor four = at::zeros({rank == 0 ? 4 : 0});
-  group->all_to_all(four, at::ones({rank == size - 1 ? 4 : 0}), from_last, to_zero);
+  const at::Tensor four = torch::zeros({rank == 0 ? 4 : 0});
+  group->all_to_all(four, torch::ones({rank == size - 1 ? 4 : 0}), from_last, to_zero);
   EXPECT_EQ(four.sum().item<float>(), rank == 0 ? 4 : 0);
 }
 
@@ -270,20 +275,21 @@ RANK_TEST(CollectivesTest, ManyAtOnce, ThreeRanks()) {
   const auto group = init_process_group();
   const int rank = group->rank();
   const int size = group->size();
-  const at::Tensor sum = at::full({100000}, 1.0F);
-  const at::Tensor average = at::full({7}, static_cast<float>(rank));
-  const at::Tensor gathered = at::zeros({size});
-  const at::Tensor part = at::zeros({1});
-  const at::Tensor exchanged = at::zeros({size});
-  const at::Tensor dropped = Strided(at::ones({5}));
+  const at::Tensor sum = torch::full({100000}, 1.0F);
+  const at::Tensor average = torch::full({7}, static_cast<float>(rank));
+  const at::Tensor gathered = torch::zeros({size});
+  const at::Tensor part = torch::zeros({1});
+  const at::Tensor exchanged = torch::zeros({size});
+  const at::Tensor dropped = Strided(torch::ones({5}));
   std::vector<Work> works;
   works.push_back(group->all_reduce_async(sum));
   works.push_back(group->all_reduce_async(average, ReduceOp::kAverage));
-  works.push_back(group->all_gather_async(gathered, at::full({1}, static_cast<float>(rank))));
-  works.push_back(group->reduce_scatter_async(part, at::ones({size})));
+  works.push_back(group->all_gather_async(gathered, torch::full({1}, static_cast<float>(rank))));
+  works.push_back(group->reduce_scatter_async(part, torch::ones({size})));
   const TensorFuture dropped_future = group->all_reduce_async(dropped);  // no thread waits for it
-  works.push_back(group->all_to_all_async(exchanged, at::full({size}, static_cast<float>(rank))));
-  works.push_back(group->broadcast_async(at::ones({3}), 1));
+  works.push_back(
+      group->all_to_all_async(exchanged, torch::full({size}, static_cast<float>(rank))));
+  works.push_back(group->broadcast_async(torch::ones({3}), 1));
   works.push_back(group->barrier_async());
   for (auto work = works.rbegin(); work != works.rend(); ++work) {
     (*work)->wait();
@@ -292,8 +298,8 @@ RANK_TEST(CollectivesTest, ManyAtOnce, ThreeRanks()) {
   }
   EXPECT_EQ(sum[99999].item<float>(), static_cast<float>(size));
   EXPECT_EQ(average[6].item<float>(), static_cast<float>(size - 1) / 2);
-  EXPECT_TRUE(at::equal(gathered, at::arange(size, at::kFloat)));
-  EXPECT_TRUE(at::equal(exchanged, at::arange(size, at::kFloat)));
+  EXPECT_TRUE(at::equal(gathered, torch::arange(size, at::kFloat)));
+  EXPECT_TRUE(at::equal(exchanged, torch::arange(size, at::kFloat)));
   EXPECT_EQ(part.item<float>(), static_cast<float>(size));
   while (!dropped_future->completed()) {
   }
@@ -305,7 +311,7 @@ RANK_TEST(CollectivesTest, ManyAtOnce, ThreeRanks()) {
   EXPECT_TRUE(empty.future()->value().toTensorVector().empty());
 
   // The value of the future is the program's own tensor, also for a chained future.
-  const at::Tensor strided = Strided(at::ones({5}));
+  const at::Tensor strided = Strided(torch::ones({5}));
   Work work = group->all_reduce_async(strided, ReduceOp::kAverage);
   const TensorFuture doubled = work->then([](c10::ivalue::Future& done) {
     return c10::IValue(done.value().toTensorVector().at(0) * 2);
@@ -323,11 +329,12 @@ RANK_TEST(CollectivesTest, Messages, ThreeRanks()) {
     // Both ranks send first. Messages with one tag keep their order, whatever the order of waiting.
     std::vector<Work> sent;
     for (int i = 0; i < 10; ++i) {
-      sent.push_back(group->send_async(at::full({i + 1}, 100 * rank + i, at::kInt), peer, i % 2));
+      sent.push_back(
+          group->send_async(torch::full({i + 1}, 100 * rank + i, at::kInt), peer, i % 2));
     }
     std::vector<at::Tensor> tensors;
     std::vector<Work> received;
-    for (int i = 0; i < 10; ++i) tensors.push_back(at::zeros({i + 1}, at::kInt));
+    for (int i = 0; i < 10; ++i) tensors.push_back(torch::zeros({i + 1}, at::kInt));
     for (int i = 1; i < 10; i += 2) received.push_back(group->recv_async(tensors[i], peer, 1));
     for (int i = 0; i < 10; i += 2) received.push_back(group->recv_async(tensors[i], peer, 0));
     for (auto work = received.rbegin(); work != received.rend(); ++work) work->wait();
@@ -336,26 +343,26 @@ RANK_TEST(CollectivesTest, Messages, ThreeRanks()) {
       EXPECT_TRUE(tensors[i].eq(100 * peer + i).all().item<bool>()) << tensors[i];
     }
     // A large message, and one without elements.
-    const at::Tensor large = at::full({1 << 20}, rank, at::kDouble);
+    const at::Tensor large = torch::full({1 << 20}, rank, at::kDouble);
     if (rank == 0) {
       group->send(large, 1, 7);
-      group->send(at::zeros({0}), 1, 7);
+      group->send(torch::zeros({0}), 1, 7);
     } else {
       group->recv(large, 0, 7);
       EXPECT_EQ(large.sum().item<double>(), 0);
-      group->recv(at::zeros({0}), 0, 7);
+      group->recv(torch::zeros({0}), 0, 7);
     }
   }
   // All ranks run a collective while a message of two ranks is pending.
-  const at::Tensor late = at::zeros({3});
+  const at::Tensor late = torch::zeros({3});
   Work waiting;
   if (rank == 0) waiting = group->recv_async(late, 1, 3);
-  for (int i = 0; i < 100; ++i) group->all_reduce(at::ones({4}));
+  for (int i = 0; i < 100; ++i) group->all_reduce(torch::ones({4}));
   if (rank == 0) {
     // The communicator still drops the complete collectives after the pending message.
     EXPECT_THAT(group->communicator().log()->Position().newest.size(), Le(10));
   }
-  if (rank == 1) group->send(at::ones({3}), 0, 3);
+  if (rank == 1) group->send(torch::ones({3}), 0, 3);
   waiting.wait();
   EXPECT_EQ(late.sum().item<float>(), rank == 0 ? 3 : 0);
   group->barrier();
@@ -366,7 +373,7 @@ RANK_TEST(CollectivesTest, Messages, ThreeRanks()) {
 // collective_arguments_test.cc has the bad arguments. Nothing has started, so the group is intact.
 RANK_TEST(CollectivesTest, BadArgumentsLeaveTheGroupIntact, ThreeRanks()) {
   const auto group = init_process_group();
-  const at::Tensor good = at::ones({4});
+  const at::Tensor good = torch::ones({4});
   const auto text = [&](const char* what) {
     return HasSubstr(absl::StrCat("rank ", group->rank(), ": ", what));
   };
@@ -387,7 +394,7 @@ void ExpectFailureForAll(ProcessGroup& group, const std::function<void()>& call,
                          const std::string& text) {
   EXPECT_THAT(ErrorOf<CommunicationError>(call), HasSubstr(text));
   group.ensure_usable();
-  const at::Tensor ones = at::ones({2});
+  const at::Tensor ones = torch::ones({2});
   group.all_reduce(ones);
   EXPECT_EQ(ones[0].item<float>(), static_cast<float>(group.size()));
 }
@@ -401,16 +408,16 @@ RANK_TEST(CollectivesTest, Disagreement, ThreeRanks()) {
   ExpectFailureForAll(
       *group,
       [&] {
-        if (rank == 0) group->all_gather(at::ones({size}), at::ones({1}));
-        if (rank != 0) group->reduce_scatter(at::ones({1}), at::ones({size}));
+        if (rank == 0) group->all_gather(torch::ones({size}), torch::ones({1}));
+        if (rank != 0) group->reduce_scatter(torch::ones({1}), torch::ones({size}));
       },
       "the ranks are in different collectives");
   ExpectFailureForAll(
-      *group, [&] { group->all_gather(at::ones({size * (rank + 1)}), at::ones({rank + 1})); },
+      *group, [&] { group->all_gather(torch::ones({size * (rank + 1)}), torch::ones({rank + 1})); },
       "tensors of different size");
   ExpectFailureForAll(
       *group,
-      [&] { group->all_reduce(at::ones({4}), rank == 1 ? ReduceOp::kMax : ReduceOp::kAverage); },
+      [&] { group->all_reduce(torch::ones({4}), rank == 1 ? ReduceOp::kMax : ReduceOp::kAverage); },
       "all-reduce (maximum)");
   // Rank 1 expects two elements more than rank 0 sends.
   std::vector<int64_t> to(size, 1);
@@ -419,7 +426,8 @@ RANK_TEST(CollectivesTest, Disagreement, ThreeRanks()) {
   ExpectFailureForAll(
       *group,
       [&] {
-        group->all_to_all(at::ones({rank == 1 ? size + 2 : size}), at::ones({size}), from, to);
+        group->all_to_all(torch::ones({rank == 1 ? size + 2 : size}), torch::ones({size}), from,
+                          to);
         group->barrier();
       },
       "rank 0 sends 1 elements to this rank, which receives 3");
@@ -427,16 +435,16 @@ RANK_TEST(CollectivesTest, Disagreement, ThreeRanks()) {
   ExpectFailureForAll(
       *group,
       [&] {
-        if (rank == 0) group->send(at::ones({100000}), 1);
-        if (rank == 1) group->recv(at::ones({50000}), 0);
+        if (rank == 0) group->send(torch::ones({100000}), 1);
+        if (rank == 1) group->recv(torch::ones({50000}), 0);
         group->barrier();
       },
       "rank 0 sends 100000 elements of Float, and this rank receives 50000 elements of Float");
   ExpectFailureForAll(
       *group,
       [&] {
-        if (rank == 0) group->send(at::ones({1}, at::kLong), 1);
-        if (rank == 1) group->recv(at::ones({2}, at::kInt), 0);
+        if (rank == 0) group->send(torch::ones({1}, at::kLong), 1);
+        if (rank == 1) group->recv(torch::ones({2}, at::kInt), 0);
         group->barrier();
       },
       "1 element of Long, and this rank receives 2 elements of Int");
@@ -445,8 +453,8 @@ RANK_TEST(CollectivesTest, Disagreement, ThreeRanks()) {
   ExpectFailureForAll(
       *group,
       [&] {
-        if (rank == 0) group->send(at::ones({1}), 1);
-        if (rank == 1) group->recv_async(at::ones({2}), 0);
+        if (rank == 0) group->send(torch::ones({1}), 1);
+        if (rank == 1) group->recv_async(torch::ones({2}), 0);
         while (true) group->barrier();
       },
       "1 element of Float, and this rank receives 2 elements of Float");
@@ -457,17 +465,17 @@ RANK_TEST(CollectivesTest, LeavesWhileAMessageIsPending, ThreeRanks()) {
   const auto group = init_process_group();
   const int rank = group->rank();
   Work pending;
-  if (rank == 0) pending = group->recv_async(at::zeros({4}), 1, 5);
+  if (rank == 0) pending = group->recv_async(torch::zeros({4}), 1, 5);
   group->barrier();
   if (rank == 2) return;
-  EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->all_reduce(at::ones({4})); }),
+  EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->all_reduce(torch::ones({4})); }),
               AllOf(HasSubstr("because rank 2 failed"), HasSubstr("ddp::Join")));
 }
 
 // A rank waits for a message of a rank that ends without sending it.
 RANK_TEST(CollectivesTest, LeavesWithoutSending, ThreeRanks()) {
   auto group = init_process_group();
-  const at::Tensor tensor = at::zeros({4});
+  const at::Tensor tensor = torch::zeros({4});
   if (group->rank() == 0) {
     Work work = group->recv_async(tensor, 1, 5);
     group->barrier();
@@ -485,14 +493,14 @@ RANK_TEST(CollectivesTest, LeavesWithoutSending, ThreeRanks()) {
 // A Work outlives its incarnation, and another one its group.
 RANK_TEST(CollectivesTest, OutlivesItsGroup, ThreeRanks()) {
   auto group = init_process_group();
-  const at::Tensor done = at::ones({4});
+  const at::Tensor done = torch::ones({4});
   Work complete = group->all_reduce_async(done);
   group->barrier();
   while (!complete.completed()) {
   }
   Work lost;
   if (group->rank() == 0) {
-    lost = group->all_reduce_async(at::ones({4}));
+    lost = group->all_reduce_async(torch::ones({4}));
     group->store()->set("started", "1");
   }
   if (group->rank() == 1) {
@@ -510,7 +518,7 @@ RANK_TEST(CollectivesTest, OutlivesItsGroup, ThreeRanks()) {
   complete.wait();  // it was complete before the failure
   EXPECT_EQ(done[0].item<float>(), static_cast<float>(group->size()));
   group->barrier();
-  Work late = group->all_reduce_async(at::ones({4}));
+  Work late = group->all_reduce_async(torch::ones({4}));
   group->barrier();
   group.reset();
   if (!late.completed()) {
@@ -579,14 +587,14 @@ RANK_TEST(CollectivesTest, OwnBackend, ThreeRanks()) {
   const int rank = group->rank();
   EXPECT_EQ(group->backend(), "futureless");
   for (int round = 0; round < 2; ++round) {
-    const at::Tensor sum = at::full({3}, rank + 1.0F);
+    const at::Tensor sum = torch::full({3}, rank + 1.0F);
     group->all_reduce(sum);
     EXPECT_EQ(sum[2].item<float>(), static_cast<float>(group->size() * (group->size() + 1)) / 2);
-    const at::Tensor root = at::full({3}, rank, at::kShort);
+    const at::Tensor root = torch::full({3}, rank, at::kShort);
     group->broadcast(root, 1);
     EXPECT_EQ(root[0].item<int64_t>(), 1);
-    if (rank == 0) group->send(at::ones({2}), 1, 4);
-    const at::Tensor received = at::zeros({2});
+    if (rank == 0) group->send(torch::ones({2}), 1, 4);
+    const at::Tensor received = torch::zeros({2});
     if (rank == 1) {
       group->recv(received, 0, 4);
       EXPECT_EQ(received.sum().item<float>(), 2);
@@ -596,7 +604,7 @@ RANK_TEST(CollectivesTest, OwnBackend, ThreeRanks()) {
     // The backend has no all-gather: the call fails with the backend's name. The group then works
     // in a new incarnation.
     EXPECT_THAT(ErrorOf<CommunicationError>(
-                    [&] { group->all_gather(at::ones({group->size()}), at::ones({1})); }),
+                    [&] { group->all_gather(torch::ones({group->size()}), torch::ones({1})); }),
                 HasSubstr("Backend futureless does not support "));
     group->ensure_usable();
   }
@@ -613,7 +621,7 @@ RANK_TEST(CollectivesTest, RegisteredBackend, 2) {
   register_backend("mine", Futureless);
   const auto group = init_process_group(ProcessGroupOptions().backend("mine"));
   EXPECT_EQ(group->backend(), "futureless");
-  const at::Tensor sum = at::ones({3});
+  const at::Tensor sum = torch::ones({3});
   group->all_reduce(sum);
   EXPECT_EQ(sum[0].item<float>(), 2);
   EXPECT_THAT(ErrorOf<ConfigurationError>([] { register_backend("mine", Futureless); }),
@@ -631,15 +639,16 @@ RANK_TEST(CollectivesTest, ConnectedBackend, ThreeRanks()) {
   EXPECT_EQ(group.rank(), meeting->rank());
   EXPECT_EQ(group.size(), meeting->size());
   EXPECT_EQ(group.backend(), "gloo");
-  const at::Tensor sum = at::ones({3});
+  const at::Tensor sum = torch::ones({3});
   group.all_reduce(sum);
   EXPECT_EQ(sum[0].item<float>(), static_cast<float>(group.size()));
   EXPECT_THAT(ErrorOf<CommunicationError>([&] {
                 group.new_group({0, 1, 2});
               }),
               HasSubstr("was made of one connected backend"));
-  EXPECT_THAT(ErrorOf<CommunicationError>([&] { group.all_reduce(at::ones({group.rank() + 1})); }),
-              HasSubstr("different size"));
+  EXPECT_THAT(
+      ErrorOf<CommunicationError>([&] { group.all_reduce(torch::ones({group.rank() + 1})); }),
+      HasSubstr("different size"));
   EXPECT_THAT(ErrorOf<CommunicationError>([&] { group.renew(); }),
               HasSubstr("was made of one connected backend"));
   meeting->barrier();
@@ -648,8 +657,8 @@ RANK_TEST(CollectivesTest, ConnectedBackend, ThreeRanks()) {
 TEST(CollectivesOfOneTest, CopyAndAreComplete) {
   ProcessGroup group(c10::make_intrusive<c10d::HashStore>(), ProcessGroup::Place(),
                      ProcessGroupOptions().backend("gloo"));
-  const at::Tensor input = at::arange(4, at::kFloat);
-  const at::Tensor output = Strided(at::zeros({4}));
+  const at::Tensor input = torch::arange(4, at::kFloat);
+  const at::Tensor output = Strided(torch::zeros({4}));
   group.all_gather(output, input);
   EXPECT_TRUE(at::equal(output, input));
   output.zero_();

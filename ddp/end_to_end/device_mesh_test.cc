@@ -27,22 +27,24 @@ RANK_TEST(DeviceMeshTest, TwoDimensions, .world_size = 4,
           .stores = {RankStore::kRedis, RankStore::kTcpStore}) {
   const auto group = init_process_group();
   const int rank = group->rank();
-  const DeviceMesh mesh = init_device_mesh(group, "cpu", {2, 2}, {"replicate", "shard"});
+  const std::string type = c10::DeviceTypeName(group->device().type(), /*lower_case=*/true);
+  const auto numbers = at::TensorOptions(group->device()).dtype(at::kLong);
+  const DeviceMesh mesh = init_device_mesh(group, type, {2, 2}, {"replicate", "shard"});
   EXPECT_EQ(mesh.ndim(), 2);
   EXPECT_EQ(mesh.size(), 4);
   EXPECT_THAT(mesh.shape(), ElementsAre(2, 2));
   EXPECT_THAT(mesh.coordinate(), ElementsAre(rank / 2, rank % 2));
-  const at::Tensor down = at::full({1}, rank, at::kLong);
+  const at::Tensor down = at::full({1}, rank, numbers);
   mesh.get_group(0)->all_reduce(down);
   EXPECT_EQ(down.item<int64_t>(), rank % 2 == 0 ? 2 : 4);
   const DeviceMesh line = mesh["shard"];
   EXPECT_EQ(line.ndim(), 1);
   EXPECT_EQ(line.get_group(), mesh.get_group("shard"));
   EXPECT_THAT(line.coordinate(), ElementsAre(rank % 2));
-  const at::Tensor across = at::full({1}, rank, at::kLong);
+  const at::Tensor across = at::full({1}, rank, numbers);
   line.get_group()->all_reduce(across);
   EXPECT_EQ(across.item<int64_t>(), rank < 2 ? 1 : 5);
-  EXPECT_EQ(init_device_mesh(group, "cpu", {4}).get_group(), group);
+  EXPECT_EQ(init_device_mesh(group, type, {4}).get_group(), group);
 
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { mesh["pipeline"]; }),
               HasSubstr("no dimension \"pipeline\"; it has [replicate, shard]"));
@@ -51,7 +53,7 @@ RANK_TEST(DeviceMeshTest, TwoDimensions, .world_size = 4,
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { mesh.get_group(-1); }),
               HasSubstr("has no dimension -1"));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
-                init_device_mesh(group, "cpu", {2, 3});
+                init_device_mesh(group, type, {2, 3});
               }),
               HasSubstr("shape [2, 3] does not fit a group of 4 ranks"));
   group->barrier();

@@ -21,9 +21,11 @@ namespace ddp {
 namespace {
 
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::ErrorOfPeer;
 using ::ddp::testing::Gradients;
 using ::ddp::testing::Randomize;
 using ::ddp::testing::SameOnAllRanks;
+using ::ddp::testing::StepAfterFailure;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -126,7 +128,8 @@ RANK_TEST(ParityTest, MemoryOfTheBackendIsUsedWhereItHasSome, .world_size = 2,
 RANK_TEST(ParityTest, MeshInPlaceOfAGroup, 2) {
   const auto group = init_process_group();
   torch::nn::Linear net(2, 2);
-  const DeviceMesh line = init_device_mesh(group, "cpu", {group->size()});
+  const std::string type = c10::DeviceTypeName(group->device().type(), /*lower_case=*/true);
+  const DeviceMesh line = init_device_mesh(group, type, {group->size()});
   DistributedDataParallel<torch::nn::LinearImpl> model(net.ptr(), {.device_mesh = line});
   torch::manual_seed(group->rank());
   model.forward(torch::randn({2, 2})).pow(2).sum().backward();
@@ -136,7 +139,7 @@ RANK_TEST(ParityTest, MeshInPlaceOfAGroup, 2) {
   EXPECT_THAT(ErrorOf<ConfigurationError>(
                   [&] { Model both(net.ptr(), {.process_group = group, .device_mesh = line}); }),
               HasSubstr("process_group and device_mesh are both set"));
-  const DeviceMesh plane = init_device_mesh(group, "cpu", {1, group->size()}, {"a", "b"});
+  const DeviceMesh plane = init_device_mesh(group, type, {1, group->size()}, {"a", "b"});
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { Model two(net.ptr(), {.device_mesh = plane}); }),
               HasSubstr("takes a mesh of one"));
 }
@@ -162,6 +165,8 @@ RANK_TEST(ParityTest, NeverUsedParameterKeepsNoGradientInViewMode, 2) {
 }
 
 // ---- finalize_backward(), with what PyTorch 2.15 does in each case.
+
+constexpr char kOnce[] = "only the backend differs from another case's";
 
 // Two weights of 1 KiB or of 64 KiB, and two biases.
 torch::nn::Sequential TwoLayers(int width) {
@@ -255,7 +260,7 @@ RANK_TEST(ParityTest, FinalizesByHand, .world_size = {1, 2, 3},
   FinalizesByHand();
 }
 RANK_TEST(ParityTest, FinalizesByHandOverGloo, .world_size = {1, 2, 3},
-          .environment = {{"DDP_BACKEND", "gloo"}}) {
+          .environment = {{"DDP_BACKEND", "gloo"}}, .not_on_device = kOnce) {
   FinalizesByHand();
 }
 
@@ -323,7 +328,7 @@ RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlace, .world_size = {1,
   MisusesFinalizeBackward();
 }
 RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlaceOverGloo, .world_size = 2,
-          .environment = {{"DDP_BACKEND", "gloo"}}) {
+          .environment = {{"DDP_BACKEND", "gloo"}}, .not_on_device = kOnce) {
   MisusesFinalizeBackward();
 }
 
@@ -372,7 +377,7 @@ RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwards, .world_size = {1, 2},
   FinalizesWithinTwoForwards();
 }
 RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwardsOverGloo, .world_size = 2,
-          .environment = {{"DDP_BACKEND", "gloo"}}) {
+          .environment = {{"DDP_BACKEND", "gloo"}}, .not_on_device = kOnce) {
   FinalizesWithinTwoForwards();
 }
 
@@ -381,26 +386,28 @@ RANK_TEST(ParityTest, ASecondForwardBeforeFinalizeBackwardFailsOnAllRanks, 2) {
   const auto group = init_process_group();
   for (const int width : {16, 128}) {
     Manual run(group, width, {});
-    if (group->rank() == 0) {
+    const auto step = [&] {
       run.Backward();
       run.model.finalize_backward();
+    };
+    if (group->rank() == 0) {
+      step();
       run.Backward();
       for (int forward = 0; forward < 2; ++forward) {
         EXPECT_THAT(ErrorOf<ReductionError>([&] { run.model.forward(run.x); }),
                     HasSubstr("the last backward is not finalized"));
       }
     } else {
-      EXPECT_THAT(ErrorOf<CommunicationError>([&] {
-                    for (int step = 0; step < 3; ++step) {  // a late rank hears of it in the second
-                      run.Backward();
-                      run.model.finalize_backward();
-                    }
-                  }),
+      EXPECT_THAT(ErrorOfPeer<CommunicationError>(*group,
+                                                  [&] {
+                                                    for (int i = 0; i < 3; ++i)
+                                                      step();  // a late rank: in the second
+                                                  }),
                   HasSubstr("the last backward is not finalized"));
     }
+    StepAfterFailure(*group, step);
     run.net->zero_grad();
-    run.Backward();
-    run.model.finalize_backward();
+    step();
     EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*run.net)));
   }
 }

@@ -115,7 +115,8 @@ Counts CostOfWrapper(const std::shared_ptr<ProcessGroup>& group, int parameters,
           .operations = with.operations - without.operations};
 }
 
-RANK_TEST(ReducerHotPathTest, NothingGrowsWithTheParameters, 2) {
+RANK_TEST(ReducerHotPathTest, NothingGrowsWithTheParameters, .world_size = 2,
+          .not_on_device = "it counts what the hooks do on the CPU, on the caller's thread") {
   at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction&)
                                                        -> std::unique_ptr<at::ObserverContext> {
                           if (counting) ++counts.operations;

@@ -321,7 +321,8 @@ RANK_TEST(WrapperTest, ForwardMayReturnNothing, 2) {
 RANK_TEST(WrapperTest, OptionsInEitherStyle, 2) {
   const auto group =
       init_process_group(ProcessGroupOptions().backend("gloo").timeout(std::chrono::minutes(2)));
-  const DeviceMesh mesh = init_device_mesh(group, "cpu", {group->size()});
+  const std::string type = c10::DeviceTypeName(group->device().type(), /*lower_case=*/true);
+  const DeviceMesh mesh = init_device_mesh(group, type, {group->size()});
   Net net;
   DistributedDataParallel built(net, DistributedDataParallelOptions()
                                          .device_mesh(mesh)

@@ -80,7 +80,8 @@ RANK_TEST(ZeroJoinTest, JoinsInSharedMemory, 3) {
   ExpectEqual(plain, zero, "default options");
 }
 
-RANK_TEST(ZeroJoinTest, JoinsOnGloo, 3) {
+RANK_TEST(ZeroJoinTest, JoinsOnGloo, .world_size = 3,
+          .not_on_device = "only the backend differs from another case's") {
   const auto group = init_process_group({.backend = "gloo"});
   Trainer plain = Trainer::Plain(group, AdamW());
   Trainer zero = Trainer::Zero(group, AdamW(), {});

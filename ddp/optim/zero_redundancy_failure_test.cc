@@ -50,7 +50,7 @@ using torch::optim::OptimizerParamGroup;
 using torch::optim::SGDOptions;
 using ZeroSgd = ZeroRedundancyOptimizer<torch::optim::SGD>;
 
-at::Tensor Parameter(at::IntArrayRef shape = {4, 3}) { return at::ones(shape).requires_grad_(); }
+at::Tensor Parameter(at::IntArrayRef shape = {4, 3}) { return torch::ones(shape).requires_grad_(); }
 
 THREAD_RANK_TEST(ZeroRedundancyFailureTest, TheConstructorNamesMistakesOnEveryRank, 2) {
   const at::Tensor parameter = Parameter();
@@ -69,8 +69,8 @@ THREAD_RANK_TEST(ZeroRedundancyFailureTest, TheConstructorNamesMistakesOnEveryRa
               HasSubstr("parameter 1 of group 0 is no leaf"));
   EXPECT_THAT(error_of({OptimizerParamGroup({parameter}), OptimizerParamGroup({parameter})}),
               HasSubstr("parameter 0 of group 1 is there twice"));
-  EXPECT_THAT(error_of(of({at::ones({2}).to_sparse()})), HasSubstr("is not dense"));
-  EXPECT_THAT(error_of(of({at::empty({2}, at::kMeta)})), HasSubstr("is on meta"));
+  EXPECT_THAT(error_of(of({torch::ones({2}).to_sparse()})), HasSubstr("is not dense"));
+  EXPECT_THAT(error_of(of({torch::empty({2}, at::kMeta)})), HasSubstr("is on meta"));
   EXPECT_THAT(error_of(of({parameter}), -1), HasSubstr("Invalid learning rate"));
   EXPECT_THAT(error_of(of({parameter}), 0.1, {.bucket_cap_mb = 0}), HasSubstr("must be positive"));
   EXPECT_THAT(error_of(of({parameter}), 0.1, {.scatter_gradients = true}),
@@ -96,13 +96,13 @@ THREAD_RANK_TEST(ZeroRedundancyFailureTest, AGroupOfTheBaseClassIsNamedOnEveryRa
   for (const bool on_all : {true, false}) {
     const at::Tensor parameter = Parameter();
     ZeroSgd zero(std::vector<at::Tensor>{parameter}, SGDOptions(0.1), group);
-    parameter.mutable_grad() = at::ones({4, 3});
+    parameter.mutable_grad() = torch::ones({4, 3});
     torch::optim::Optimizer& base = zero;
     if (on_all || group->rank() == 1) base.add_param_group(OptimizerParamGroup({Parameter()}));
     EXPECT_THAT(ErrorOf<ConfigurationError>([&] { zero.step(); }),
                 AllOf(HasSubstr(on_all ? "rank 0:" : "rank 1:"),
                       HasSubstr("call its own add_param_group() on every rank")));
-    EXPECT_TRUE(at::equal(parameter, at::ones({4, 3})));
+    EXPECT_TRUE(at::equal(parameter, torch::ones({4, 3})));
     EXPECT_FALSE(group->failed());
   }
 }
@@ -119,7 +119,7 @@ THREAD_RANK_TEST(ZeroRedundancyFailureTest, AddParamGroupChecksItsArguments, 2) 
               HasSubstr("different arguments"));
   EXPECT_EQ(zero.param_groups().size(), 1);
   EXPECT_FALSE(group->failed());
-  parameter.mutable_grad() = at::ones({4, 3});
+  parameter.mutable_grad() = torch::ones({4, 3});
   zero.step();
 }
 
@@ -130,7 +130,7 @@ THREAD_RANK_TEST(ZeroRedundancyFailureTest, AParameterGroupUnderAJoinIsRefused, 
     const auto train = [&] {
       join({&zero}, {}, [&] {
         if (group->rank() == 1) return;
-        parameter.mutable_grad() = at::ones({4, 3});
+        parameter.mutable_grad() = torch::ones({4, 3});
         zero.step();
         torch::optim::Optimizer& base = zero;
         const OptimizerParamGroup added({Parameter()});
@@ -154,41 +154,42 @@ THREAD_RANK_TEST(ZeroRedundancyFailureTest, AParameterGroupUnderAJoinIsRefused, 
 THREAD_RANK_TEST(ZeroRedundancyFailureTest, AnUnusableGradientOrParameterChangesNothing, 2) {
   const at::Tensor parameter = Parameter();
   ZeroSgd zero(std::vector<at::Tensor>{parameter}, SGDOptions(0.1), group);
-  parameter.mutable_grad() = group->rank() == 1 ? at::ones({4, 3}).to_sparse() : at::ones({4, 3});
+  parameter.mutable_grad() =
+      group->rank() == 1 ? torch::ones({4, 3}).to_sparse() : torch::ones({4, 3});
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { zero.step(); }),
               HasSubstr("rank 1: the gradient of parameter 0"));
-  parameter.mutable_grad() = at::ones({4, 3});
+  parameter.mutable_grad() = torch::ones({4, 3});
   const at::Tensor before = parameter.detach();
-  if (group->rank() == 0) parameter.set_data(at::ones({3, 4}));
+  if (group->rank() == 0) parameter.set_data(torch::ones({3, 4}));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { zero.step(); }),
               HasSubstr("rank 0: parameter 0 of a ZeroRedundancyOptimizer has another type"));
   parameter.set_data(before.clone());  // other memory
   EXPECT_FALSE(group->failed());
   zero.step();
-  EXPECT_TRUE(at::allclose(parameter, at::full({4, 3}, 0.9F)));
+  EXPECT_TRUE(at::allclose(parameter, torch::full({4, 3}, 0.9F)));
 }
 
 THREAD_RANK_TEST(ZeroRedundancyFailureTest, OtherLearningRatesAreNamedOnEveryRank, 3) {
   const at::Tensor parameter = Parameter();
   ZeroSgd zero(std::vector<at::Tensor>{parameter}, SGDOptions(0.1), group);
-  parameter.mutable_grad() = at::ones({4, 3});
+  parameter.mutable_grad() = torch::ones({4, 3});
   if (group->rank() == 1) zero.param_groups()[0].options().set_lr(0.2);
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { zero.step(); }),
               HasSubstr("rank 1: a ZeroRedundancyOptimizer has other learning rates"));
-  EXPECT_TRUE(at::equal(parameter, at::ones({4, 3})));
+  EXPECT_TRUE(at::equal(parameter, torch::ones({4, 3})));
   EXPECT_FALSE(group->failed());
   zero.param_groups()[0].options().set_lr(0.2);
   zero.step();
-  EXPECT_TRUE(at::allclose(parameter, at::full({4, 3}, 0.8F)));
+  EXPECT_TRUE(at::allclose(parameter, torch::full({4, 3}, 0.8F)));
 }
 
 THREAD_RANK_TEST(ZeroRedundancyFailureTest, AFailedClosureIsReported, 2) {
   const at::Tensor parameter = Parameter();
   ZeroSgd zero(std::vector<at::Tensor>{parameter}, SGDOptions(0.1), group);
-  parameter.mutable_grad() = at::ones({4, 3});
+  parameter.mutable_grad() = torch::ones({4, 3});
   const auto closure = [&]() -> at::Tensor {
     if (group->rank() == 1) throw std::runtime_error("no more data");
-    return at::ones({});
+    return torch::ones({});
   };
   const std::string error = ErrorOf<std::exception>([&] { zero.step(closure); });
   EXPECT_THAT(error, HasSubstr("no more data"));
@@ -361,13 +362,13 @@ TEST(ZeroRedundancyFailureTest, AnInterruptedAddIsNamedOnEveryRank) {
         {.world_size = 2, .network = {.script = script}}, [&](std::shared_ptr<ProcessGroup> group) {
           const at::Tensor parameter = Parameter();
           ZeroSgd zero(std::vector<at::Tensor>{parameter}, SGDOptions(0.1), group);
-          parameter.mutable_grad() = at::ones({4, 3});
+          parameter.mutable_grad() = torch::ones({4, 3});
           group->barrier();
           if (group->rank() == 1) *left = number;
           ErrorOf<c10::Error>([&] { zero.add_param_group(OptimizerParamGroup({Parameter()})); });
           if (group->rank() == 1) *left = -1;
           const std::string error = Retry({"no error", "interrupted add"}, [&] { zero.step(); });
-          at::Tensor sizes = at::zeros({2}, at::kLong);
+          at::Tensor sizes = torch::zeros({2}, at::kLong);
           sizes[group->rank()] = static_cast<int64_t>(zero.param_groups().size());
           group->all_reduce(sizes);
           const bool equal = sizes[0].item<int64_t>() == sizes[1].item<int64_t>();

@@ -78,7 +78,8 @@ THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, TheModelMayHaveOtherOptions, 2, 3)
   }
 }
 
-RANK_TEST(ZeroRedundancyOptimizerTest, HasThePlainOptimizersBitsOnGloo, {2, 3}) {
+RANK_TEST(ZeroRedundancyOptimizerTest, HasThePlainOptimizersBitsOnGloo, .world_size = {2, 3},
+          .not_on_device = "only the backend differs from another case's") {
   const auto group = init_process_group({.backend = "gloo"});
   ExpectThePlainOptimizersBits(group, group->size() == 2);
   Trainer plain = Trainer::Plain(group, AdamW());
@@ -97,9 +98,9 @@ RANK_TEST(ZeroRedundancyOptimizerTest, HasThePlainOptimizersBitsInSharedMemory, 
 // A model with a complex parameter, which is never cut.
 struct ComplexNet : torch::nn::Module {
   ComplexNet() {
-    const at::Tensor values = at::arange(30, at::kFloat).sin_().view({3, 5, 2});
+    const at::Tensor values = torch::arange(30, at::kFloat).sin_().view({3, 5, 2});
     matrix = register_parameter("matrix", at::view_as_complex(values).clone());
-    bias = register_parameter("bias", at::arange(11, at::kFloat).cos_());
+    bias = register_parameter("bias", torch::arange(11, at::kFloat).cos_());
   }
   at::Tensor forward(const at::Tensor& inputs) {
     const at::Tensor outputs = at::matmul(at::complex(inputs, inputs.cos()), matrix);
@@ -119,7 +120,7 @@ THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, AComplexParameterIsNotCut, 2, 3) {
     } else {
       auto zero =
           std::make_unique<ZeroRedundancyOptimizer<torch::optim::SGD>>(model, defaults, *options);
-      at::Tensor whole = at::zeros({1}, at::kLong);
+      at::Tensor whole = torch::zeros({1}, at::kLong);
       for (const at::Tensor& part : zero->local_optimizer().param_groups()[0].params()) {
         if (part.is_complex()) whole += part.sizes() == net->matrix.sizes() ? 1 : 100;
       }
@@ -146,8 +147,8 @@ THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, AComplexParameterIsNotCut, 2, 3) {
 // Float and double in one optimizer.
 THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, ParametersMayHaveDifferentTypes, 2) {
   const auto train = [&](bool sharded, Shard shard) {
-    std::vector<at::Tensor> parameters = {at::arange(7, at::kFloat).requires_grad_(),
-                                          at::arange(5, at::kDouble).requires_grad_()};
+    std::vector<at::Tensor> parameters = {torch::arange(7, at::kFloat).requires_grad_(),
+                                          torch::arange(5, at::kDouble).requires_grad_()};
     const torch::optim::AdamWOptions defaults(0.1);
     std::unique_ptr<torch::optim::Optimizer> optimizer;
     if (sharded) {
@@ -188,13 +189,13 @@ THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, APartOfTheRanksMayTrain, 4) {
 THREAD_RANK_TEST(ZeroRedundancyOptimizerTest, AddedParametersAreSpreadToo, 2, 3) {
   std::vector<at::Tensor> parameters;
   for (int i = 0; i < group->size(); ++i) {
-    for (const int64_t size : {9, 7, 5, 3}) parameters.push_back(at::ones({size, 1}));
+    for (const int64_t size : {9, 7, 5, 3}) parameters.push_back(torch::ones({size, 1}));
   }
   parameters.pop_back();
   for (at::Tensor& parameter : parameters) parameter.requires_grad_();
   ZeroRedundancyOptimizer<torch::optim::SGD> zero(parameters, torch::optim::SGDOptions(0.1), group,
                                                   {.shard = Shard::kWhole});
-  zero.add_param_group(OptimizerParamGroup({at::ones({3, 1})}));
+  zero.add_param_group(OptimizerParamGroup({torch::ones({3, 1})}));
   int64_t elements = 0;
   for (const OptimizerParamGroup& params : zero.local_optimizer().param_groups()) {
     for (const at::Tensor& parameter : params.params()) elements += parameter.numel();

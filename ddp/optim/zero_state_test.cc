@@ -46,14 +46,14 @@ using torch::optim::OptimizerParamGroup;
 // The numbers of PyTorch's test_state_dict.
 THREAD_RANK_TEST(ZeroStateTest, AStateHasOptionsAndMomentum, 1, 2) {
   using Zero = ZeroRedundancyOptimizer<torch::optim::SGD>;
-  const at::Tensor x = at::ones({1}).requires_grad_();
+  const at::Tensor x = torch::ones({1}).requires_grad_();
   const auto momentum = [&](const Zero& zero) {
     double sum = 0;
     for (const auto& [key, state] : zero.local_optimizer().state()) {
       const auto& own = static_cast<const torch::optim::SGDParamState&>(*state);
       sum += own.momentum_buffer().item<double>();
     }
-    at::Tensor all = at::full({1}, sum);
+    at::Tensor all = torch::full({1}, sum);
     group->all_reduce(all);
     return all.item<double>();
   };
@@ -124,10 +124,11 @@ THREAD_RANK_TEST(ZeroStateTest, EachRankHoldsItsShareOfTheState, 2, 3) {
   for (const Shard shard : {Shard::kEven, Shard::kWhole}) {
     const int64_t size = 3 * ranks;
     std::vector<at::Tensor> parameters;
-    for (int64_t i = 0; i < ranks; ++i) parameters.push_back(at::ones({size, 4}).requires_grad_());
+    for (int64_t i = 0; i < ranks; ++i)
+      parameters.push_back(torch::ones({size, 4}).requires_grad_());
     ZeroRedundancyOptimizer<torch::optim::AdamW> zero(parameters, torch::optim::AdamWOptions(0.1),
                                                       group, {.shard = shard});
-    for (at::Tensor& parameter : parameters) parameter.mutable_grad() = at::ones({size, 4});
+    for (at::Tensor& parameter : parameters) parameter.mutable_grad() = torch::ones({size, 4});
     zero.step();
     EXPECT_EQ(StateElements(zero.local_optimizer()) * ranks, 2 * ranks * size * 4);
     for (const at::Tensor& parameter : parameters) EXPECT_LT(parameter.max().item<float>(), 1);
@@ -235,7 +236,7 @@ TEST(ZeroStateTest, AStateIsPutTogetherInTwiceItsMemory) {
     return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).momentum(0.9));
   };
   std::vector<at::Tensor> parameters;
-  for (int i = 0; i < kParameters; ++i) parameters.push_back(at::zeros({3 * kPart}));
+  for (int i = 0; i < kParameters; ++i) parameters.push_back(torch::zeros({3 * kPart}));
   const auto whole = make({OptimizerParamGroup(parameters)});
   const int64_t before = PeakOfMemory::InUse();
   std::vector<std::string> texts;
@@ -243,7 +244,7 @@ TEST(ZeroStateTest, AStateIsPutTogetherInTwiceItsMemory) {
     std::vector<torch::optim::SGDParamState> states(kParameters);
     std::vector<internal::StatePart> parts;
     for (int i = 0; i < kParameters; ++i) {
-      states[i].momentum_buffer(at::full({kPart}, rank, at::kFloat));
+      states[i].momentum_buffer(torch::full({kPart}, rank, at::kFloat));
       parts.push_back(
           {.parameter = i, .begin = rank * kPart, .end = (rank + 1) * kPart, .state = &states[i]});
     }
@@ -281,8 +282,8 @@ TEST(ZeroStateTest, AShareOfAStateIsFilledInBatches) {
   std::vector<torch::optim::SGDParamState> states(kParameters);
   std::vector<internal::StatePart> parts;
   for (int i = 0; i < kParameters; ++i) {
-    parameters.push_back(at::zeros({kSize}));
-    states[i].momentum_buffer(at::full({kSize}, i, at::kFloat));
+    parameters.push_back(torch::zeros({kSize}));
+    states[i].momentum_buffer(torch::full({kSize}, i, at::kFloat));
     parts.push_back({.parameter = i, .begin = 0, .end = kSize, .state = &states[i]});
   }
   const auto whole = make({OptimizerParamGroup(parameters)});

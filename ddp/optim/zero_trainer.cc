@@ -24,17 +24,18 @@ int64_t Product(at::IntArrayRef shape) {
 Net::Net() {
   int64_t seed = 0;
   const auto add = [&](const std::string& name, at::IntArrayRef shape, bool trained = true) {
-    const at::Tensor value = at::arange(Product(shape), at::kFloat).add_(++seed).sin_();
+    const at::Tensor value = torch::arange(Product(shape), at::kFloat).add_(++seed).sin_();
     return register_parameter(name, value.view(shape).clone(), trained);
   };
   first = add("first", {33, 17});
   scale = add("scale", {});
   frozen = add("frozen", {5}, false);
-  image = register_parameter("image", at::arange(72, at::kFloat)
+  image = register_parameter("image", torch::arange(72, at::kFloat)
                                           .sin_()
                                           .view({2, 3, 3, 4})
                                           .contiguous(at::MemoryFormat::ChannelsLast));
-  gaps = register_parameter("gaps", at::arange(20, at::kFloat).cos_().view({10, 2}).select(1, 0));
+  gaps =
+      register_parameter("gaps", torch::arange(20, at::kFloat).cos_().view({10, 2}).select(1, 0));
   second = add("second", {7, 33});
   unused = add("unused", {11});
 }
@@ -47,7 +48,7 @@ at::Tensor Net::forward(const at::Tensor& inputs) {
 }
 
 at::Tensor Inputs(int rank, int step) {
-  return at::arange(4 * 17, at::kFloat).mul_(0.37 * (step + 1)).add_(rank).sin_().view({4, 17});
+  return torch::arange(4 * 17, at::kFloat).mul_(0.37 * (step + 1)).add_(rank).sin_().view({4, 17});
 }
 
 std::vector<std::pair<std::string, Factory>> Optimizers() {

@@ -27,10 +27,12 @@ namespace ddp::internal {
 namespace {
 
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::ErrorOfPeer;
 using ::ddp::testing::Flatten;
 using ::ddp::testing::Gradients;
 using ::ddp::testing::ReducerGroupOf;
 using ::ddp::testing::SameOnAllRanks;
+using ::ddp::testing::StepAfterFailure;
 using ::ddp::testing::ThrowInBackward;
 using ::testing::HasSubstr;
 
@@ -232,11 +234,17 @@ RANK_TEST(ReducerTest, AFailureOnEachKindOfBuckets, 2) {
     Trainer trainer(group, {.make_buckets = make}, false);
     trainer.Run(0);
     const bool culprit = group->rank() == 1;
-    const std::string error = ErrorOf<std::exception>(
-        [&] { trainer.Run(1, /*synchronize=*/true, Side::kAll, /*explode=*/culprit); });
+    const auto step = [&] { trainer.Run(1, /*synchronize=*/true, Side::kAll, culprit); };
+    const std::string error =
+        culprit ? ErrorOf<std::exception>(step) : ErrorOfPeer<std::exception>(*group, step);
     EXPECT_THAT(error, HasSubstr(culprit ? "not a number" : "rank 1"));
-    group->ensure_usable();
-    trainer.reducer->ResetAfterFailure(ReducerGroupOf(group));
+    const auto reset = [&] {
+      group->ensure_usable();
+      trainer.reducer->ResetAfterFailure(ReducerGroupOf(group));
+    };
+    reset();
+    StepAfterFailure(*group, [&] { trainer.Run(2); });
+    reset();
     trainer.net->zero_grad();
     trainer.Run(2);
     return Gradients(*trainer.net);
@@ -292,7 +300,8 @@ class EmptyContext final : public GradientContext {
   std::vector<const torch::autograd::Node*> nodes_;
 };
 
-RANK_TEST(ReducerTest, AStepPerBucketIsRefusedInAContext, 1) {
+RANK_TEST(ReducerTest, AStepPerBucketIsRefusedInAContext, .world_size = 1,
+          .not_on_device = "distributed autograd has tensors of the CPU only") {
   Trainer trainer(init_process_group(), {}, false);
   trainer.reducer->set_on_bucket_complete([](int, Outcome) {});
   EmptyContext context;
@@ -340,7 +349,7 @@ RANK_TEST(ReducerTest, AnExceptionAtTheCompletionOfABucketReachesAllRanks, 2) {
     if (culprit && bucket == 1) throw std::runtime_error("the optimizer has no state");
   });
   // The other rank may have all sums when the exception comes; the new buckets need both ranks.
-  EXPECT_THAT(ErrorOf<std::exception>([&] { trainer.Run(0); }),
+  EXPECT_THAT(ErrorOfPeer<std::exception>(*group, [&] { trainer.Run(0); }),
               HasSubstr("rank 1: the end of the backward: the optimizer has no state"));
 }
 

@@ -37,6 +37,8 @@
 namespace ddp::rpc {
 namespace {
 
+NOT_ON_DEVICE("RPC carries tensors of the CPU only");
+
 using ::ddp::rpc::testing::ExpectEqual;
 using ::ddp::rpc::testing::Ids;
 using ::ddp::rpc::testing::Job;

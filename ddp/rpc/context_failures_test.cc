@@ -27,6 +27,8 @@
 namespace ddp::rpc {
 namespace {
 
+NOT_ON_DEVICE("RPC carries tensors of the CPU only");
+
 using ::ddp::rpc::testing::Bomb;
 using ::ddp::rpc::testing::ExpectEqual;
 using ::ddp::rpc::testing::Faults;

@@ -27,6 +27,8 @@
 namespace ddp::rpc {
 namespace {
 
+NOT_ON_DEVICE("RPC carries tensors of the CPU only");
+
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

@@ -45,15 +45,16 @@ RANK_TEST(CoalescedBroadcastTest, CopiesTheRootsBitsWhateverTheMessages, .world_
           .stores = {kStore}) {
   const auto group = init_process_group();
   const int rank = group->rank();
+  const auto of = [&](at::ScalarType type) { return at::device(group->device()).dtype(type); };
   for (const int64_t chunk_bytes : {int64_t{1}, int64_t{40}, int64_t{1} << 20}) {
     const std::vector<at::Tensor> tensors = {
-        at::full({5}, rank, at::kFloat),
-        at::full({3}, rank, at::kShort),
-        at::full({2, 3}, rank, at::kDouble).t(),  // not contiguous
-        at::full({2, 1}, rank, at::kFloat).expand({2, 4}),
-        at::empty({0}),
-        at::full({}, rank, at::kBool),
-        at::full({4}, rank, at::kFloat),
+        at::full({5}, rank, of(at::kFloat)),
+        at::full({3}, rank, of(at::kShort)),
+        at::full({2, 3}, rank, of(at::kDouble)).t(),  // not contiguous
+        at::full({2, 1}, rank, of(at::kFloat)).expand({2, 4}),
+        at::empty({0}, of(at::kFloat)),
+        at::full({}, rank, of(at::kBool)),
+        at::full({4}, rank, of(at::kFloat)),
     };
     const at::Tensor view = tensors[0].narrow(0, 1, 2);
     const std::vector<at::Tensor> values =
@@ -73,7 +74,8 @@ RANK_TEST(CoalescedBroadcastTest, CopiesTheRootsBitsWhateverTheMessages, .world_
 }
 
 RANK_TEST(CoalescedBroadcastTest, RaisesTheVersionOfATensorThatChanged, .world_size = 2,
-          .stores = {kStore}) {
+          .stores = {kStore},
+          .not_on_device = "nothing is compared there, for the host would wait") {
   const auto group = init_process_group();
   const int rank = group->rank();
   const std::vector<at::Tensor> tensors = {at::ones({2}), at::full({2}, rank, at::kFloat),

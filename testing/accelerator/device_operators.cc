@@ -11,6 +11,8 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
@@ -163,6 +165,8 @@ void RegisterDeviceOperators() {
   own.impl("empty_strided", EmptyStrided);
   own.impl("as_strided", at::native::as_strided_tensorimpl);
   own.impl("view", at::native::view);
+  own.impl("view_as_real", at::native::view_as_real);
+  own.impl("view_as_complex", at::native::view_as_complex);
   own.impl("_reshape_alias", at::native::_reshape_alias);
   own.impl("unfold", at::native::unfold);
   own.impl("resize_", Resize);

@@ -10,9 +10,11 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
 #include <c10/core/Stream.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include "absl/cleanup/cleanup.h"
 #include "testing/accelerator/accelerator.h"
 #include "testing/accelerator/device_generator.h"
 
@@ -77,9 +79,12 @@ std::vector<Tensor> TensorsIn(const IValue& value) {
   return tensors;
 }
 
+thread_local bool in_kernel = false;
+
 // Runs the CPU's kernel, or the Meta kernel for meta tensors, and nothing of autograd.
 void RunBelowAutograd(const c10::OperatorHandle& op, Stack& stack) {
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const absl::Cleanup leave = [was = std::exchange(in_kernel, true)] { in_kernel = was; };
   op.callBoxed(stack);
 }
 
@@ -287,6 +292,8 @@ class DeviceCall {
 
 }  // namespace
 
+bool InKernel() { return in_kernel; }
+
 Tensor KernelView(const Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   // A null storage has a null pointer in either mapping.
@@ -299,6 +306,7 @@ Tensor KernelView(const Tensor& tensor) {
 }
 
 void RunOnDevice(const c10::OperatorHandle& op, Stack* stack) {
+  const at::DisableRecordFunctionGuard one_operation;  // for observers; the rest is the kernel's
   Stack arguments = torch::jit::pop(*stack, op.schema().arguments().size());
   for (IValue& result : DeviceCall(op, std::move(arguments)).Run()) {
     stack->push_back(std::move(result));

@@ -12,6 +12,9 @@ namespace ddp::testing {
 // memory was reused sees what the new owner wrote.
 at::Tensor KernelView(const at::Tensor& tensor);
 
+// Whether the calling thread runs a kernel of the CPU's for the device.
+bool InKernel();
+
 // Runs the operator on the device, boxed, for each operator without a kernel of the device's own.
 //
 // The results' shapes come from the operator's Meta kernel, else from a run on zeros. A task of the

@@ -1,7 +1,6 @@
 #include "testing/accelerator/sim_group.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "absl/time/time.h"
 #include "testing/accelerator/accelerator.h"

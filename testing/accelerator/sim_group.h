@@ -2,6 +2,7 @@
 #define DDP_TESTING_ACCELERATOR_SIM_GROUP_H_
 
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "ddp/process_group.h"
 

@@ -19,6 +19,8 @@
 namespace ddp::testing {
 namespace {
 
+NOT_ON_DEVICE("the subject is FakeNetwork");
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

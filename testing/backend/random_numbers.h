@@ -11,9 +11,12 @@
 
 namespace ddp::testing {
 
-// Returns normally distributed numbers that depend only on `seed`.
+// Returns normally distributed numbers that depend only on `seed`, on the device on which
+// torch::empty() makes tensors.
 inline torch::Tensor RandomNumbers(uint64_t seed, at::IntArrayRef sizes) {
-  return torch::randn(sizes, at::detail::createCPUGenerator(seed));
+  const torch::Tensor numbers =
+      torch::randn(sizes, at::detail::createCPUGenerator(seed), torch::Device(torch::kCPU));
+  return torch::empty(sizes).copy_(numbers);
 }
 
 // Gives the module's parameters values that depend only on `seed`.

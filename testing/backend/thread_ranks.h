@@ -14,6 +14,9 @@
 // environment. Standard error may be captured on one rank only, and has the lines of all. A rank
 // that ends its process needs a RANK_TEST.
 //
+// On the simulated device (see testing/ranks/rank_test.h) the ranks are processes, as those of a
+// RANK_TEST.
+//
 // A test that scripts the network calls RunThreadRanks() in an ordinary TEST.
 #ifndef DDP_TESTING_BACKEND_THREAD_RANKS_H_
 #define DDP_TESTING_BACKEND_THREAD_RANKS_H_
@@ -21,12 +24,14 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "ddp/process_group.h"
 #include "testing/backend/fake_backend.h"
 #include "testing/backend/test_threads.h"
+#include "testing/ranks/rank_test.h"
 
 namespace ddp::testing {
 
@@ -57,17 +62,28 @@ inline void RunThreadRanks(const ThreadRankOptions& options,
   });
 }
 
+namespace internal {
+
+inline bool RegisterThreadRankTest(const char* suite, const char* name, const char* file, int line,
+                                   const std::vector<int>& sizes,
+                                   void (*thread)(std::shared_ptr<ProcessGroup>),
+                                   void (*process)()) {
+  if (OnDevice()) return RegisterRankTest(suite, name, file, line, {.world_size = sizes}, process);
+  return RegisterSizedTest(suite, name, file, line, sizes,
+                           [thread](int size) { RunThreadRanks({.world_size = size}, thread); });
+}
+
+}  // namespace internal
 }  // namespace ddp::testing
 
 // Defines a gtest case, or several, of ranks that run the following block. The arguments after
 // suite and name are world sizes. The block may reset `group`: the rank then leaves the group.
-#define THREAD_RANK_TEST(suite, name, ...)                                                     \
-  static void suite##_##name##_ThreadBody(std::shared_ptr<::ddp::ProcessGroup> group);         \
-  [[maybe_unused]] static const bool suite##_##name##_registered =                             \
-      ::ddp::testing::internal::RegisterSizedTest(                                             \
-          #suite, #name, __FILE__, __LINE__, {__VA_ARGS__}, [](int size) {                     \
-            ::ddp::testing::RunThreadRanks({.world_size = size}, suite##_##name##_ThreadBody); \
-          });                                                                                  \
-  static void suite##_##name##_ThreadBody(std::shared_ptr<::ddp::ProcessGroup> group)
+#define THREAD_RANK_TEST(suite, name, ...)                                         \
+  static void suite##_##name##_Body(std::shared_ptr<::ddp::ProcessGroup> group);   \
+  [[maybe_unused]] static const bool suite##_##name##_registered =                 \
+      ::ddp::testing::internal::RegisterThreadRankTest(                            \
+          #suite, #name, __FILE__, __LINE__, {__VA_ARGS__}, suite##_##name##_Body, \
+          [] { suite##_##name##_Body(::ddp::init_process_group()); });             \
+  static void suite##_##name##_Body(std::shared_ptr<::ddp::ProcessGroup> group)
 
 #endif  // DDP_TESTING_BACKEND_THREAD_RANKS_H_

@@ -30,12 +30,25 @@ std::unique_ptr<RedisFixture>& Server() {
   return server;
 }
 
+// What the ranks need on the simulated device.
+struct Device {
+  void (*prepare)() = nullptr;
+  std::string not_for_this_file;  // the reason
+  std::string cases;              // a filter of gtest's: the RANK_TESTs
+};
+
+Device& TheDevice() {
+  static auto& device = *new Device;
+  return device;
+}
+
 struct RankCase {
   const char* file = "";
   int line = 0;
   RankJob job;
   RankStore store = RankStore::kRedis;
   int killed_rank = -1;
+  std::string not_on_device = "";
 };
 
 // Starts the ranks of one case and checks how they end.
@@ -45,6 +58,7 @@ class RankCaseTest : public ::testing::Test {
 
  private:
   void TestBody() override {
+    if (OnDevice() && !case_.not_on_device.empty()) GTEST_SKIP() << case_.not_on_device;
     RankJob job = case_.job;
     if (case_.store == RankStore::kRedis) job.store_url = NewStoreUrl();
     const RankRun run = RunRanks(job);
@@ -69,12 +83,25 @@ std::string NewStoreUrl() {
   return store::FormatStoreAddress(Server()->Address(absl::StrCat("store-", ++count)));
 }
 
+bool OnDevice() { return getenv("DDP_TEST_DEVICE") != nullptr; }
+
 namespace internal {
+
+bool RegisterNotOnDevice(const std::string& reason) {
+  TheDevice().not_for_this_file = reason;
+  return true;
+}
+
+bool RegisterDevice(void (*prepare)()) {
+  TheDevice().prepare = prepare;
+  return true;
+}
 
 bool RegisterRankBody(const std::string& name, void (*body)()) {
   const bool added = Bodies()
                          .emplace(name,
                                   [body] {
+                                    if (OnDevice()) TheDevice().prepare();
                                     body();
                                     return 0;
                                   })
@@ -102,7 +129,10 @@ bool RegisterRankTest(const char* suite, const char* name, const char* file, int
           .line = line,
           .job = {.world_size = size, .body = body_name, .environment = options.environment},
           .store = store,
-          .killed_rank = options.killed_rank};
+          .killed_rank = options.killed_rank,
+          .not_on_device = options.not_on_device.empty() ? TheDevice().not_for_this_file
+                                                         : options.not_on_device};
+      absl::StrAppend(&TheDevice().cases, suite, ".", case_name, ":");
       // The type of the fixture is that of TEST, so that a suite can have both.
       ::testing::RegisterTest(
           suite, case_name.c_str(), nullptr, nullptr, file, line,
@@ -118,6 +148,11 @@ bool RegisterRankTest(const char* suite, const char* name, const char* file, int
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   if (const auto exit_code = ddp::testing::RunRankBody(ddp::testing::Bodies())) return *exit_code;
+  if (ddp::testing::OnDevice()) {
+    const auto& device = ddp::testing::TheDevice();
+    CHECK(device.prepare != nullptr) << "DDP_TEST_DEVICE is set: this test has no device";
+    if (GTEST_FLAG_GET(filter) == "*") GTEST_FLAG_SET(filter, device.cases);
+  }
   const int result = RUN_ALL_TESTS();
   ddp::testing::Server().reset();
   return result;

@@ -24,12 +24,20 @@
 //
 // testing/ranks/rank_harness.h describes RankJob and a rank's environment. A rank has
 // OMP_NUM_THREADS=1, so LibTorch computes with one thread in a rank.
+//
+// With DDP_TEST_DEVICE=sim (tools/test --device=sim), tensors and groups of the ranks are on the
+// simulated device, and only RANK_TESTs run. A case that has no sense there says why:
+//
+//   RANK_TEST(ReducerTest, ReducesInPlace, .world_size = 2, .not_on_device = "memory of the host")
+//
+// NOT_ON_DEVICE("memory of the host"); before the first test says it for a whole file.
 #ifndef DDP_TESTING_RANKS_RANK_TEST_H_
 #define DDP_TESTING_RANKS_RANK_TEST_H_
 
 #include <initializer_list>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "testing/ranks/rank_harness.h"
@@ -44,8 +52,9 @@ enum class RankStore {
 
 // One world size, or several. Implicit, so that `2` and `{2, 3}` are world sizes.
 struct WorldSizes {
-  WorldSizes(int size) : values{size} {}                           // NOLINT
-  WorldSizes(std::initializer_list<int> sizes) : values(sizes) {}  // NOLINT
+  WorldSizes(int size) : values{size} {}                            // NOLINT
+  WorldSizes(std::initializer_list<int> sizes) : values(sizes) {}   // NOLINT
+  WorldSizes(std::vector<int> sizes) : values(std::move(sizes)) {}  // NOLINT
   std::vector<int> values;
 };
 
@@ -59,6 +68,8 @@ struct RankTestOptions {
   // The rank that the body kills with SIGKILL. That rank must end by SIGKILL; all others must
   // succeed.
   int killed_rank = -1;
+  // Why the case is skipped on the simulated device; empty: it runs there.
+  std::string not_on_device = "";
 };
 
 // Returns the DDP_STORE of a new, empty store. The store is in the one Redis server of this binary.
@@ -66,10 +77,16 @@ struct RankTestOptions {
 // thread, while tests run.
 std::string NewStoreUrl();
 
+// Returns whether the ranks are on the simulated device.
+bool OnDevice();
+
 namespace internal {
 
-// Both functions return true: the macros initialize a variable with the result. A second body of
-// one name is a CHECK failure.
+// These functions return true: variables are initialized with the result. A second body of one name
+// is a CHECK failure.
+bool RegisterNotOnDevice(const std::string& reason);
+// Lets ranks on the simulated device call `prepare` before their body.
+bool RegisterDevice(void (*prepare)());
 bool RegisterRankBody(const std::string& name, void (*body)());
 bool RegisterRankTest(const char* suite, const char* name, const char* file, int line,
                       const RankTestOptions& options, void (*body)());
@@ -87,6 +104,10 @@ bool RegisterRankTest(const char* suite, const char* name, const char* file, int
                                                  ::ddp::testing::RankTestOptions{__VA_ARGS__}, \
                                                  suite##_##name##_RankBody);                   \
   static void suite##_##name##_RankBody()
+
+#define NOT_ON_DEVICE(reason)                        \
+  [[maybe_unused]] static const bool not_on_device = \
+      ::ddp::testing::internal::RegisterNotOnDevice(reason)
 
 // Defines a body for RankJob::body, without a case.
 #define RANK_BODY(name)                                                   \

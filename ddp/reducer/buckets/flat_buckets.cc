@@ -223,7 +223,7 @@ void FlatBuckets::CopyInSlowly(int number) {
     }
     return;
   }
-  CheckDenseGradient(gradient, parameter(index));
+  CheckDenseGradient(gradient, view);  // mixed precision lends the parameter another type
   if (bucket.batched && !IsPlain(number, gradient) && !gradient.requires_grad()) {
     bucket.deferred.push_back(index);
     return;
