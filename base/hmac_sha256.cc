@@ -1,101 +1,40 @@
 #include "base/hmac_sha256.h"
 
 #include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
+
+#include "openssl/crypto.h"
+#include "openssl/evp.h"
+#include "openssl/hmac.h"
+#include "openssl/sha.h"
 
 namespace ddp {
 namespace {
 
-constexpr size_t kBlockBytes = 64;
+using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
 
-// FIPS 180-4, 4.2.2.
-constexpr std::array<uint32_t, 64> kRound = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-
-uint32_t WordAt(const std::string& bytes, size_t at) {
-  uint32_t word = 0;
-  for (size_t i = 0; i < sizeof(word); ++i) {
-    word = word << 8 | static_cast<unsigned char>(bytes[at + i]);
-  }
-  return word;
-}
-
-void AddBlock(const std::string& message, size_t at, std::array<uint32_t, 8>& state) {
-  std::array<uint32_t, 64> w{};
-  for (size_t t = 0; t < 16; ++t) w[t] = WordAt(message, at + 4 * t);
-  for (size_t t = 16; t < w.size(); ++t) {
-    const uint32_t s0 =
-        std::rotr(w[t - 15], 7) ^ std::rotr(w[t - 15], 18) ^ static_cast<uint32_t>(w[t - 15] >> 3);
-    const uint32_t s1 =
-        std::rotr(w[t - 2], 17) ^ std::rotr(w[t - 2], 19) ^ static_cast<uint32_t>(w[t - 2] >> 10);
-    w[t] = w[t - 16] + s0 + w[t - 7] + s1;
-  }
-  auto [a, b, c, d, e, f, g, h] = state;
-  for (size_t t = 0; t < w.size(); ++t) {
-    const uint32_t s1 = std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25);
-    const uint32_t first = h + s1 + ((e & f) ^ (~e & g)) + kRound[t] + w[t];
-    const uint32_t s0 = std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22);
-    const uint32_t second = s0 + ((a & b) ^ (a & c) ^ (b & c));
-    h = g;
-    g = f;
-    f = e;
-    e = d + first;
-    d = c;
-    c = b;
-    b = a;
-    a = first + second;
-  }
-  const std::array<uint32_t, 8> add = {a, b, c, d, e, f, g, h};
-  for (size_t i = 0; i < add.size(); ++i) state[i] += add[i];
-}
-
-// Returns `key`, filled up to a block and combined with `byte`.
-std::string Pad(const std::string& key, unsigned char byte) {
-  std::string pad(kBlockBytes, static_cast<char>(byte));
-  for (size_t i = 0; i < key.size(); ++i) pad[i] = static_cast<char>(pad[i] ^ key[i]);
-  return pad;
+const unsigned char* Bytes(absl::string_view text) {
+  return reinterpret_cast<const unsigned char*>(text.data());
 }
 
 }  // namespace
 
 std::string Sha256(absl::string_view message) {
-  std::string padded(message);
-  padded.push_back('\x80');
-  while (padded.size() % kBlockBytes != kBlockBytes - sizeof(uint64_t)) padded.push_back('\0');
-  const uint64_t bits = uint64_t{message.size()} * 8;
-  for (int shift = 56; shift >= 0; shift -= 8) padded.push_back(static_cast<char>(bits >> shift));
-  std::array<uint32_t, 8> state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                   0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  for (size_t at = 0; at < padded.size(); at += kBlockBytes) AddBlock(padded, at, state);
-  std::string digest;
-  for (const uint32_t word : state) {
-    for (int shift = 24; shift >= 0; shift -= 8) digest.push_back(static_cast<char>(word >> shift));
-  }
-  return digest;
+  Digest digest;
+  SHA256(Bytes(message), message.size(), digest.data());
+  return std::string(digest.begin(), digest.end());
 }
 
 std::string HmacSha256(absl::string_view key, absl::string_view message) {
-  const std::string short_key = key.size() > kBlockBytes ? Sha256(key) : std::string(key);
-  const std::string inner = Sha256(Pad(short_key, 0x36) + std::string(message));
-  return Sha256(Pad(short_key, 0x5c) + inner);
+  Digest digest;
+  // A null key would mean the key of an earlier call.
+  const absl::string_view given = key.data() == nullptr ? "" : key;
+  HMAC(EVP_sha256(), given.data(), static_cast<int>(given.size()), Bytes(message), message.size(),
+       digest.data(), nullptr);
+  return std::string(digest.begin(), digest.end());
 }
 
 bool EqualInConstantTime(absl::string_view one, absl::string_view two) {
-  if (one.size() != two.size()) return false;
-  unsigned char difference = 0;
-  for (size_t i = 0; i < one.size(); ++i) {
-    difference |= static_cast<unsigned char>(one[i] ^ two[i]);
-  }
-  return difference == 0;
+  return one.size() == two.size() && CRYPTO_memcmp(one.data(), two.data(), one.size()) == 0;
 }
 
 }  // namespace ddp

@@ -47,6 +47,7 @@ _SYSTEM_LIBRARIES = {
     "hiredis": ("libhiredis-dev", "hiredis/hiredis.h", {"hiredis": "-lhiredis"}),
     "lua": ("libluajit-5.1-dev", "luajit-2.1/lua.hpp", {"luajit": "-lluajit-5.1"}),
     "nlohmann_json": ("nlohmann-json3-dev", "nlohmann/json.hpp", {"nlohmann_json": ""}),
+    "openssl": ("libssl-dev", "openssl/ssl.h", {"openssl": "-lssl -lcrypto"}),
     "prometheus_cpp": ("prometheus-cpp-dev", "prometheus/text_serializer.h", {
         "prometheus-cpp-core": "-lprometheus-cpp-core",
     }),
