@@ -2,7 +2,6 @@
 
 #include <glog/logging.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <utility>
@@ -13,14 +12,12 @@
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
-#include "store/redis/redis_socket.h"
 
 namespace ddp::elastic {
 namespace {
 
-// Bounds on the bytes read and the replies handled in one turn of the event loop: a flood must not
-// starve its other work.
-constexpr size_t kReceiveBytes = 32 * 1024;
+// Bound on the replies handled in one turn of the event loop, as RedisSocket::kReceiveBytes is on
+// the bytes read: a flood must not starve its other work.
 constexpr int kRepliesPerTurn = 64;
 
 store::RedisConnectionOptions WithPushes(store::RedisConnectionOptions options) {
@@ -75,24 +72,24 @@ void RendezvousConnection::Listen(const std::string& channel) {
 // the new connection, or fail with it.
 bool RendezvousConnection::Ready() {
   if (break_timer_ != 0) return false;
-  if (fd_.valid()) return true;
+  if (socket_.valid()) return true;
   if (!std::exchange(dialing_, true)) {
-    dialer_.Dial(loop_, absl::InfiniteFuture(), [this](absl::StatusOr<UniqueFd> fd) {
+    dialer_.Dial(loop_, absl::InfiniteFuture(), [this](absl::StatusOr<store::RedisSocket> socket) {
       dialing_ = false;
-      fd.ok() ? Use(*std::move(fd)) : Break(fd.status());
+      socket.ok() ? Use(*std::move(socket)) : Break(socket.status());
     });
   }
   return false;
 }
 
-void RendezvousConnection::Adopt(UniqueFd fd) {
-  dialer_.FoundAt(store::PeerAddress(fd.get()));
-  Use(std::move(fd));
+void RendezvousConnection::Adopt(store::RedisSocket socket) {
+  dialer_.FoundAt(store::PeerAddress(socket.fd()));
+  Use(std::move(socket));
 }
 
-void RendezvousConnection::Use(UniqueFd fd) {
-  CHECK(!fd_.valid() && !dialing_) << "one connection at a time";
-  fd_ = std::move(fd);
+void RendezvousConnection::Use(store::RedisSocket socket) {
+  CHECK(!socket_.valid() && !dialing_) << "one connection at a time";
+  socket_ = std::move(socket);
   WatchFor(EPOLLIN);
   if (!channel_.empty()) AskForChannel();
   if (call_.has_value()) SendCall();
@@ -134,7 +131,7 @@ void RendezvousConnection::Flush() {
   if (break_timer_ != 0) return;
   absl::string_view left = out_;
   while (!left.empty()) {
-    const absl::StatusOr<size_t> count = store::SendSome(fd_.get(), left, endpoint_);
+    const absl::StatusOr<size_t> count = socket_.Send(left, endpoint_);
     if (!count.ok()) return BreakSoon(count.status());
     if (*count == 0) break;
     left.remove_prefix(*count);
@@ -145,10 +142,10 @@ void RendezvousConnection::Flush() {
 
 void RendezvousConnection::WatchFor(uint32_t events) {
   if (watched_events_ == events) return;
-  if (watched_events_ != 0) loop_->Unwatch(fd_.get());
+  if (watched_events_ != 0) loop_->Unwatch(socket_.fd());
   watched_events_ = 0;
   const absl::Status watched =
-      loop_->Watch(fd_.get(), events, [this](uint32_t ready) { OnEvents(ready); });
+      loop_->Watch(socket_.fd(), events, [this](uint32_t ready) { OnEvents(ready); });
   if (!watched.ok()) return BreakSoon(watched);
   watched_events_ = events;
 }
@@ -165,9 +162,10 @@ void RendezvousConnection::OnEvents(uint32_t events) {
 }
 
 absl::Status RendezvousConnection::Read() {
-  char buffer[kReceiveBytes];
-  DDP_ASSIGN_OR_RETURN(const size_t count, store::ReceiveSome(fd_.get(), absl::MakeSpan(buffer),
-                                                              MSG_DONTWAIT, endpoint_));
+  char buffer[store::RedisSocket::kReceiveBytes];
+  DDP_ASSIGN_OR_RETURN(
+      const size_t count,
+      socket_.Receive(absl::MakeSpan(buffer), store::RedisSocket::Blocking::kNever, endpoint_));
   return wire_.Feed(buffer, count);
 }
 
@@ -314,9 +312,9 @@ void RendezvousConnection::Close() {
   }
   dialer_.Cancel();
   dialing_ = false;
-  if (watched_events_ != 0) loop_->Unwatch(fd_.get());
+  if (watched_events_ != 0) loop_->Unwatch(socket_.fd());
   watched_events_ = 0;
-  fd_.reset();
+  socket_.reset();
   out_.clear();
   awaited_.clear();
   wire_.Reset();

@@ -11,11 +11,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/event_loop.h"
-#include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_dialer.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_script.h"
+#include "store/redis/redis_socket.h"
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis/wire/redis_wire.h"
 
@@ -61,7 +61,7 @@ class RendezvousConnection {
 
   // Takes over a connected socket from RedisConnection::Release(): RESP3 has been negotiated, and
   // all replies have been read. CHECKs that there is no connection.
-  void Adopt(UniqueFd fd);
+  void Adopt(store::RedisSocket socket);
 
   // Returns true while a call is in flight: Call() must not be called then.
   bool busy() const { return call_.has_value(); }
@@ -92,7 +92,7 @@ class RendezvousConnection {
   };
 
   bool Ready();
-  void Use(UniqueFd fd);
+  void Use(store::RedisSocket socket);
   void SendCall();
   void AskForChannel();
   void Send(Awaited awaited, const std::vector<std::string>& words);
@@ -125,7 +125,7 @@ class RendezvousConnection {
   bool dialing_ = false;
 
   // State of the current connection.
-  UniqueFd fd_;
+  store::RedisSocket socket_;
   uint32_t watched_events_ = 0;
   std::string out_;  // bytes that the socket has not accepted yet
   std::deque<Awaited> awaited_;

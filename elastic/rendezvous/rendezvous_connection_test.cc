@@ -335,7 +335,7 @@ struct Ends {
 TEST_F(RendezvousConnectionTest, WhatCannotBeSentFailsLikeWhatIsNotAnswered) {
   Ends ends;
   const auto connection = To({});
-  connection->Adopt(std::move(ends.ours));
+  connection->Adopt(store::RedisSocket(std::move(ends.ours)));
   ends.theirs.reset();
   connection->Listen("news");
   Begin(*connection, {"PING"});
@@ -349,7 +349,7 @@ TEST_F(RendezvousConnectionTest, ASubscriptionThatNobodyAnswersEnds) {
   options_.command_timeout = absl::Milliseconds(1);
   Ends ends;
   const auto connection = To({});
-  connection->Adopt(std::move(ends.ours));
+  connection->Adopt(store::RedisSocket(std::move(ends.ours)));
   connection->Listen("news");
   RunUntilTold("end");
   EXPECT_TRUE(absl::IsDeadlineExceeded(why_ended_)) << why_ended_;

@@ -1,7 +1,6 @@
 #include "store/redis/redis_connection.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,13 +11,11 @@
 #include "base/event_loop.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
-#include "store/redis/redis_socket.h"
 
 namespace ddp::store {
 namespace {
 
-constexpr size_t kReceiveBytes = 32 * 1024;
-// recv() itself blocks for this long before poll() is used. This saves a system call.
+// The socket itself blocks for this long before poll() is used. This saves a system call.
 constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
 
 bool HasReplicaRefusal(const std::vector<RedisReply>& replies) {
@@ -54,30 +51,30 @@ absl::Status RedisConnection::Reconnect(const RedisCallOptions& call) {
   return Call({.what = "connecting", .call = call}).status();
 }
 
-absl::StatusOr<UniqueFd> RedisConnection::Dial(absl::Time deadline) {
+absl::StatusOr<RedisSocket> RedisConnection::Dial(absl::Time deadline) {
   Disconnect();
   absl::StatusOr<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop.ok()) return absl::UnavailableError(loop.status().message());
-  absl::StatusOr<UniqueFd> result = absl::UnavailableError("the event loop has ended");
-  dialer_.Dial(loop->get(), deadline, [&](absl::StatusOr<UniqueFd> fd) {
-    result = std::move(fd);
+  absl::StatusOr<RedisSocket> result = absl::UnavailableError("the event loop has ended");
+  dialer_.Dial(loop->get(), deadline, [&](absl::StatusOr<RedisSocket> socket) {
+    result = std::move(socket);
     (*loop)->Stop();
   });
   const absl::Status ran = (*loop)->Run();
   dialer_.Cancel();
   DDP_RETURN_IF_ERROR(ran);
-  if (result.ok()) DDP_RETURN_IF_ERROR(LimitBlocking(result->get(), kBlockingReceive));
+  if (result.ok()) DDP_RETURN_IF_ERROR(result->LimitBlocking(kBlockingReceive));
   return result;
 }
 
-UniqueFd RedisConnection::Release() {
-  UniqueFd fd = std::move(fd_);
+RedisSocket RedisConnection::Release() {
+  RedisSocket socket = std::move(socket_);
   Disconnect();
-  return fd;
+  return socket;
 }
 
 void RedisConnection::Disconnect() {
-  fd_.reset();
+  socket_.reset();
   wire_.Reset();
 }
 
@@ -121,7 +118,7 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Exchange(const Request&
                                                                   absl::Time deadline, bool& sent) {
   // A command that may be sent twice needs no check of the connection before it.
   if (!connected() || (!request.call.idempotent && !StillOpen())) {
-    DDP_ASSIGN_OR_RETURN(fd_, Dial(deadline));
+    DDP_ASSIGN_OR_RETURN(socket_, Dial(deadline));
   }
   const absl::Time attempt_deadline =
       std::min(deadline, clock_.Now() + request.call.command_timeout);
@@ -136,22 +133,20 @@ absl::StatusOr<std::vector<RedisReply>> RedisConnection::Exchange(const Request&
 
 // Returns false when the server has closed the connection, as a restarted server has. When this is
 // seen before sending, a command that must not be sent twice can still go on, on a new connection.
-bool RedisConnection::StillOpen() const {
-  char byte = 0;
-  const absl::StatusOr<size_t> received =
-      ReceiveSome(fd_.get(), absl::MakeSpan(&byte, 1), MSG_PEEK | MSG_DONTWAIT, endpoint());
+bool RedisConnection::StillOpen() {
+  const absl::StatusOr<bool> has_input = socket_.HasInput(endpoint());
   // Unrequested bytes (a message before closing) would be read as the next reply.
-  return received.ok() && *received == 0;
+  return has_input.ok() && !*has_input;
 }
 
 absl::Status RedisConnection::Write(const std::string& bytes, absl::Time deadline, bool& sent) {
   absl::string_view left = bytes;
   while (!left.empty()) {
-    DDP_ASSIGN_OR_RETURN(const size_t count, SendSome(fd_.get(), left, endpoint()));
+    DDP_ASSIGN_OR_RETURN(const size_t count, socket_.Send(left, endpoint()));
     if (count > 0) {
       left.remove_prefix(count);
       sent = true;
-    } else if (!AwaitSocket(fd_.get(), POLLOUT, deadline)) {
+    } else if (!AwaitSocket(fd(), POLLOUT, deadline)) {
       return absl::DeadlineExceededError(
           absl::StrCat("Redis at ", endpoint().DebugString(), " does not take what we send"));
     }
@@ -169,7 +164,7 @@ absl::Status RedisConnection::Read(absl::Time deadline, RedisReply& reply) {
           absl::StrCat("Redis at ", endpoint().DebugString(), ": ", complete.status().message()));
     }
     if (*complete) return absl::OkStatus();
-    if (!may_block && !AwaitSocket(fd_.get(), POLLIN, deadline)) {
+    if (!may_block && !AwaitSocket(fd(), POLLIN, deadline)) {
       return absl::DeadlineExceededError(
           absl::StrCat("Redis at ", endpoint().DebugString(), " did not answer in time"));
     }
@@ -180,9 +175,12 @@ absl::Status RedisConnection::Read(absl::Time deadline, RedisReply& reply) {
 
 // Reads the bytes that have come. With `may_block`, waits for them, for at most kBlockingReceive.
 absl::Status RedisConnection::ReceiveBytes(bool may_block) {
-  char buffer[kReceiveBytes];
-  DDP_ASSIGN_OR_RETURN(const size_t count, ReceiveSome(fd_.get(), absl::MakeSpan(buffer),
-                                                       may_block ? 0 : MSG_DONTWAIT, endpoint()));
+  using Blocking = RedisSocket::Blocking;
+  char buffer[RedisSocket::kReceiveBytes];
+  DDP_ASSIGN_OR_RETURN(
+      const size_t count,
+      socket_.Receive(absl::MakeSpan(buffer), may_block ? Blocking::kMayBlock : Blocking::kNever,
+                      endpoint()));
   return count == 0 ? absl::OkStatus() : wire_.Feed(buffer, count);
 }
 

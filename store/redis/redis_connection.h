@@ -10,10 +10,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_dialer.h"
 #include "store/redis/redis_endpoint.h"
+#include "store/redis/redis_socket.h"
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis/wire/redis_wire.h"
 
@@ -59,9 +59,9 @@ class RedisConnection final : public RedisCaller {
   // Returns a descriptor that is readable when Receive() may have a reply; -1 while not connected.
   // A reconnect changes it. Before waiting on it, call Receive with a zero timeout until
   // kDeadlineExceeded: replies may have been read already.
-  int fd() const { return fd_.get(); }
+  int fd() const { return socket_.fd(); }
 
-  bool connected() const { return fd_.valid(); }
+  bool connected() const { return socket_.valid(); }
 
   // Connects, as Connect() does, if there is no connection.
   absl::Status Reconnect(const RedisCallOptions& call = {});
@@ -70,9 +70,8 @@ class RedisConnection final : public RedisCaller {
   void Disconnect();
 
   // Returns the socket, for a caller that uses it itself; an invalid one while not connected. Its
-  // recv() blocks for at most 100 ms, and not at all with MSG_DONTWAIT. Do not call Release() while
-  // replies are due.
-  UniqueFd Release();
+  // Receive(kMayBlock) blocks for at most 100 ms. Do not call Release() while replies are due.
+  RedisSocket Release();
 
   // As RedisDialer::Doubt().
   void Doubt() { dialer_.Doubt(); }
@@ -80,7 +79,7 @@ class RedisConnection final : public RedisCaller {
   // For a caller that speaks to the server itself. Closes this object's connection. Makes one
   // attempt, by `deadline`, to connect and greet (AUTH, SELECT, PING; with Options::resp3, HELLO),
   // and returns the socket, as Release() does.
-  absl::StatusOr<UniqueFd> Dial(absl::Time deadline);
+  absl::StatusOr<RedisSocket> Dial(absl::Time deadline);
 
  protected:
   absl::StatusOr<std::vector<RedisReply>> TryOnce(const Request& request, absl::Time deadline,
@@ -94,12 +93,12 @@ class RedisConnection final : public RedisCaller {
   absl::Status Write(const std::string& bytes, absl::Time deadline, bool& sent);
   absl::Status Read(absl::Time deadline, RedisReply& reply);
   absl::Status ReceiveBytes(bool may_block);
-  bool StillOpen() const;
+  bool StillOpen();
 
   const MonotonicClock clock_;
 
   RedisDialer dialer_;
-  UniqueFd fd_;
+  RedisSocket socket_;
   RedisWire wire_;
 };
 

@@ -1,8 +1,8 @@
 #include "store/redis/redis_dialer.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,21 +12,19 @@
 #include "base/status_macros.h"
 #include "glog/logging.h"
 #include "store/redis/redis_errors.h"
-#include "store/redis/redis_socket.h"
 #include "store/redis/wire/redis_reply.h"
 
 namespace ddp::store {
 namespace {
 
-constexpr size_t kReceiveBytes = 4096;
 // The time from the start of one address's socket to that of the next, at most.
 constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
 constexpr int kMaxDoublings = 20;
 
 }  // namespace
 
-RedisDialer::Racer::Racer(UniqueFd socket, const RedisDialer& dialer)
-    : fd(std::move(socket)),
+RedisDialer::Racer::Racer(RedisSocket given, const RedisDialer& dialer)
+    : socket(std::move(given)),
       greeting(dialer.endpoint_, dialer.options_.client_name, dialer.options_.resp3,
                /*asks_role=*/!dialer.is_only_address_),
       // Nothing is subscribed during the greeting, so there is no push to keep.
@@ -138,10 +136,10 @@ void RedisDialer::StartNext() {
 absl::Status RedisDialer::StartOne(const std::string& address) {
   RedisEndpoint target = endpoint_;
   target.host = address;
-  DDP_ASSIGN_OR_RETURN(UniqueFd fd, BeginConnecting(target));
-  const RacerPlace racer = racers_.emplace(racers_.end(), std::move(fd), *this);
+  DDP_ASSIGN_OR_RETURN(RedisSocket socket, RedisSocket::BeginConnecting(target));
+  const RacerPlace racer = racers_.emplace(racers_.end(), std::move(socket), *this);
   const absl::Status watched =
-      loop_->Watch(racer->fd.get(), EPOLLOUT, [this, racer](uint32_t) { OnReady(racer); });
+      loop_->Watch(racer->socket.fd(), EPOLLOUT, [this, racer](uint32_t) { OnReady(racer); });
   if (!watched.ok()) racers_.erase(racer);
   return watched;
 }
@@ -150,16 +148,16 @@ void RedisDialer::OnReady(RacerPlace racer) {
   const absl::StatusOr<bool> greeted = Advance(racer);
   if (greeted.ok() && !*greeted) return;
   const bool is_replica = racer->greeting.is_replica();
-  UniqueFd fd = TakeOut(racer);
+  RedisSocket socket = TakeOut(racer);
   if (greeted.ok() && (!is_replica || is_only_address_)) {
     timeouts_in_a_row_ = 0;
-    locator_.Reached(PeerAddress(fd.get()));
-    return Finish(std::move(fd));
+    locator_.Reached(PeerAddress(socket.fd()));
+    return Finish(std::move(socket));
   }
   if (!greeted.ok()) {
     NoteError(greeted.status());
   } else if (!replica_.valid()) {
-    replica_ = std::move(fd);
+    replica_ = std::move(socket);
   }
   StartNext();
 }
@@ -167,27 +165,30 @@ void RedisDialer::OnReady(RacerPlace racer) {
 // Takes the next step of a racer. Returns true when all replies to the greeting have come.
 absl::StatusOr<bool> RedisDialer::Advance(RacerPlace racer) {
   if (racer->connected) return ReadGreeting(*racer);
-  const int fd = racer->fd.get();
-  DDP_RETURN_IF_ERROR(FinishConnecting(fd, endpoint_));
-  DDP_RETURN_IF_ERROR(SendGreeting(*racer));
-  racer->connected = true;
+  DDP_ASSIGN_OR_RETURN(const short awaited, racer->socket.FinishConnecting(endpoint_));
+  racer->reached = true;
+  racer->connected = awaited == 0;
+  if (racer->connected) DDP_RETURN_IF_ERROR(SendGreeting(*racer));
+  const int fd = racer->socket.fd();
   loop_->Unwatch(fd);
-  DDP_RETURN_IF_ERROR(loop_->Watch(fd, EPOLLIN, [this, racer](uint32_t) { OnReady(racer); }));
+  DDP_RETURN_IF_ERROR(loop_->Watch(fd, awaited == POLLOUT ? EPOLLOUT : EPOLLIN,
+                                   [this, racer](uint32_t) { OnReady(racer); }));
   return false;
 }
 
-absl::Status RedisDialer::SendGreeting(const Racer& racer) const {
+absl::Status RedisDialer::SendGreeting(Racer& racer) const {
   const std::string bytes = racer.greeting.WireForm();
   // The buffer of a new socket takes these few hundred bytes at once.
-  DDP_ASSIGN_OR_RETURN(const size_t sent, SendSome(racer.fd.get(), bytes, endpoint_));
+  DDP_ASSIGN_OR_RETURN(const size_t sent, racer.socket.Send(bytes, endpoint_));
   if (sent == bytes.size()) return absl::OkStatus();
   return ConnectionError("the connection broke to", endpoint_, EAGAIN);
 }
 
 absl::StatusOr<bool> RedisDialer::ReadGreeting(Racer& racer) const {
-  char buffer[kReceiveBytes];
-  DDP_ASSIGN_OR_RETURN(const size_t count, ReceiveSome(racer.fd.get(), absl::MakeSpan(buffer),
-                                                       MSG_DONTWAIT, endpoint_));
+  char buffer[RedisSocket::kReceiveBytes];
+  DDP_ASSIGN_OR_RETURN(
+      const size_t count,
+      racer.socket.Receive(absl::MakeSpan(buffer), RedisSocket::Blocking::kNever, endpoint_));
   DDP_RETURN_IF_ERROR(racer.wire.Feed(buffer, count));
   while (!racer.greeting.done()) {
     RedisReply reply;
@@ -198,11 +199,11 @@ absl::StatusOr<bool> RedisDialer::ReadGreeting(Racer& racer) const {
   return true;
 }
 
-UniqueFd RedisDialer::TakeOut(RacerPlace racer) {
-  loop_->Unwatch(racer->fd.get());
-  UniqueFd fd = std::move(racer->fd);
+RedisSocket RedisDialer::TakeOut(RacerPlace racer) {
+  loop_->Unwatch(racer->socket.fd());
+  RedisSocket socket = std::move(racer->socket);
   racers_.erase(racer);
-  return fd;
+  return socket;
 }
 
 // Times and ends. --------------------------------------------------------------------------------
@@ -238,11 +239,14 @@ void RedisDialer::GiveUp() {
 
 // A server that takes connections and says nothing is not one that is out of reach.
 absl::Status RedisDialer::TimeoutError() const {
-  const bool is_silent = std::any_of(racers_.begin(), racers_.end(),
-                                     [](const Racer& racer) { return racer.connected; });
+  const bool is_silent =
+      std::any_of(racers_.begin(), racers_.end(), [](const Racer& racer) { return racer.reached; });
   if (!is_silent) return ConnectionError("cannot reach", endpoint_, ETIMEDOUT);
+  const bool is_greeted = std::any_of(racers_.begin(), racers_.end(),
+                                      [](const Racer& racer) { return racer.connected; });
   return absl::UnavailableError(
-      absl::StrCat("Redis at ", endpoint_.DebugString(), " did not answer in time"));
+      absl::StrCat("Redis at ", endpoint_.DebugString(), " did not answer in time",
+                   is_greeted ? "" : " to the beginning of TLS (does it speak TLS at this port?)"));
 }
 
 // Reads the password file again, once in an attempt.
@@ -259,7 +263,7 @@ void RedisDialer::Fail(const absl::Status& status) {
   Finish(status);
 }
 
-void RedisDialer::Finish(absl::StatusOr<UniqueFd> result) {
+void RedisDialer::Finish(absl::StatusOr<RedisSocket> result) {
   const Done done = std::exchange(done_, nullptr);
   Cancel();
   done(std::move(result));

@@ -13,10 +13,10 @@
 #include "base/clock.h"
 #include "base/event_loop.h"
 #include "base/name_lookup.h"
-#include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_greeting.h"
+#include "store/redis/redis_socket.h"
 #include "store/redis/server_locator.h"
 #include "store/redis/wire/redis_wire.h"
 
@@ -62,7 +62,7 @@ class RedisDialer {
   // CHECKs that no attempt is running. Calls `done` from `loop`, never from within Dial(). `done`
   // receives a greeted, non-blocking socket of which every reply was read. Errors: those of
   // RedisCaller. `loop` is not owned and must live until the attempt ends.
-  using Done = std::function<void(absl::StatusOr<UniqueFd>)>;
+  using Done = std::function<void(absl::StatusOr<RedisSocket>)>;
   void Dial(EventLoop* loop, absl::Time deadline, Done done);
 
   // Cancels the attempt, if there is one, without calling its `done`.
@@ -71,12 +71,13 @@ class RedisDialer {
  private:
   // A socket to one of the addresses.
   struct Racer {
-    Racer(UniqueFd socket, const RedisDialer& dialer);
+    Racer(RedisSocket given, const RedisDialer& dialer);
 
-    UniqueFd fd;
+    RedisSocket socket;
     RedisGreeting greeting;
     RedisWire wire;
-    bool connected = false;
+    bool reached = false;    // the server has taken the connection
+    bool connected = false;  // and the greeting may be sent
   };
   using RacerPlace = std::list<Racer>::iterator;
 
@@ -88,17 +89,17 @@ class RedisDialer {
   absl::Status StartOne(const std::string& address);
   void OnReady(RacerPlace racer);
   absl::StatusOr<bool> Advance(RacerPlace racer);
-  absl::Status SendGreeting(const Racer& racer) const;
+  absl::Status SendGreeting(Racer& racer) const;
   absl::StatusOr<bool> ReadGreeting(Racer& racer) const;
   void NoteError(const absl::Status& status);
   void LimitTo(absl::Duration limit, std::function<void()> at_end);
   absl::Duration TimeForAttempt() const;
-  UniqueFd TakeOut(RacerPlace racer);
+  RedisSocket TakeOut(RacerPlace racer);
   void GiveUp();
   bool HasNewPassword();
   absl::Status TimeoutError() const;
   void Fail(const absl::Status& status);
-  void Finish(absl::StatusOr<UniqueFd> result);
+  void Finish(absl::StatusOr<RedisSocket> result);
 
   RedisEndpoint endpoint_;  // its password may change
   const RedisConnectionOptions options_;
@@ -115,7 +116,7 @@ class RedisDialer {
   std::vector<std::string> to_try_;  // addresses without a racer yet, the next one last
   bool is_only_address_ = false;
   std::list<Racer> racers_;
-  UniqueFd replica_;  // the first one that passed the greeting
+  RedisSocket replica_;  // the first one that passed the greeting
   bool read_password_again_ = false;
   bool waits_for_name_ = false;
   EventLoop::TimerId limit_timer_ = 0;

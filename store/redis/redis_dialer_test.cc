@@ -42,9 +42,9 @@ class RedisDialerTest : public ::testing::Test {
   RedisDialerTest() : loop_(*EventLoop::Create()) { options_.connect_timeout = kLong; }
 
   // Makes one attempt, and runs the loop meanwhile.
-  absl::StatusOr<UniqueFd> Dial(RedisDialer& dialer) {
-    absl::StatusOr<UniqueFd> result = absl::CancelledError("not called");
-    dialer.Dial(loop_.get(), absl::InfiniteFuture(), [&](absl::StatusOr<UniqueFd> fd) {
+  absl::StatusOr<RedisSocket> Dial(RedisDialer& dialer) {
+    absl::StatusOr<RedisSocket> result = absl::CancelledError("not called");
+    dialer.Dial(loop_.get(), absl::InfiniteFuture(), [&](absl::StatusOr<RedisSocket> fd) {
       result = std::move(fd);
       loop_->Stop();
     });
@@ -80,7 +80,7 @@ class RedisDialerTest : public ::testing::Test {
     return std::string(answer, std::max<ssize_t>(count, 0));
   }
 
-  absl::StatusOr<UniqueFd> Dial(const RedisEndpoint& endpoint) {
+  absl::StatusOr<RedisSocket> Dial(const RedisEndpoint& endpoint) {
     RedisDialer dialer(endpoint, options_);
     return Dial(dialer);
   }
@@ -93,18 +93,18 @@ TEST_F(RedisDialerTest, TheSocketIsGreetedAndOfUse) {
   options_.client_name = "test";
   const auto redis = RedisFixture::StartTcp("secret");
   for (const RedisEndpoint& endpoint : {redis->endpoint(), redis->SocketEndpoint()}) {
-    absl::StatusOr<UniqueFd> fd = Dial(endpoint);
+    absl::StatusOr<RedisSocket> fd = Dial(endpoint);
     ASSERT_TRUE(fd.ok()) << fd.status();
-    EXPECT_EQ(Ask(fd->get(), {"CLIENT", "GETNAME"}), "$4\r\ntest\r\n");
+    EXPECT_EQ(Ask(fd->fd(), {"CLIENT", "GETNAME"}), "$4\r\ntest\r\n");
   }
 }
 
 TEST_F(RedisDialerTest, TheGreetingEndsInResp3WhereThatIsWanted) {
   options_.resp3 = true;
   const auto redis = RedisFixture::Start();
-  absl::StatusOr<UniqueFd> fd = Dial(redis->endpoint());
+  absl::StatusOr<RedisSocket> fd = Dial(redis->endpoint());
   ASSERT_TRUE(fd.ok()) << fd.status();
-  EXPECT_EQ(Ask(fd->get(), {"GET", "nothing"}), "_\r\n");
+  EXPECT_EQ(Ask(fd->fd(), {"GET", "nothing"}), "_\r\n");
 }
 
 TEST_F(RedisDialerTest, AServerThatDoesNotSpeakResp3) {
@@ -170,9 +170,9 @@ TEST_F(RedisDialerTest, ADeadFirstAddressHidesNoServer) {
     dialer.FoundAt("127.0.0.1");
     dialer.FoundAt("127.0.0.2");
     const absl::Time start = MonotonicClock().Now();
-    const absl::StatusOr<UniqueFd> fd = Dial(dialer);
+    const absl::StatusOr<RedisSocket> fd = Dial(dialer);
     ASSERT_TRUE(fd.ok()) << fd.status();
-    EXPECT_EQ(PeerAddress(fd->get()), "127.0.0.1");
+    EXPECT_EQ(PeerAddress(fd->fd()), "127.0.0.1");
     EXPECT_LT(MonotonicClock().Now() - start, kLong / 2);
   }
 }
@@ -199,8 +199,8 @@ TEST_F(RedisDialerTest, AReplicaIsTakenOnlyWhereThereIsNoMaster) {
     dialer.FoundAt("127.0.0.1");
     dialer.FoundAt("127.0.0.2");
     const auto reached = [&] {
-      const absl::StatusOr<UniqueFd> fd = Dial(dialer);
-      return fd.ok() ? PeerAddress(fd->get()) : fd.status().ToString();
+      const absl::StatusOr<RedisSocket> fd = Dial(dialer);
+      return fd.ok() ? PeerAddress(fd->fd()) : fd.status().ToString();
     };
     EXPECT_EQ(reached(), "127.0.0.1");
     master->Kill();
@@ -296,7 +296,7 @@ TEST_F(RedisDialerTest, AnAttemptThatIsGivenUpIsNotAnswered) {
   RedisDialer other(redis->endpoint(), options_);
   const auto dial_in_vain = [&] {
     given_up.Dial(loop_.get(), absl::InfiniteFuture(),
-                  [](const absl::StatusOr<UniqueFd>&) { ADD_FAILURE(); });
+                  [](const absl::StatusOr<RedisSocket>&) { ADD_FAILURE(); });
   };
   // Cancels one attempt at once, and another under way, which was begun before the other dialer's.
   dial_in_vain();

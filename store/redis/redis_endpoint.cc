@@ -9,13 +9,16 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "store/redis/percent_encoding.h"
@@ -24,9 +27,17 @@ namespace ddp::store {
 namespace {
 
 constexpr char kTcpScheme[] = "redis://";
+constexpr char kTlsScheme[] = "rediss://";
 constexpr char kUnixScheme[] = "unix://";
 constexpr char kForms[] =
-    "expected HOST, HOST:PORT, [IPV6]:PORT, redis://HOST:PORT[/DATABASE] or unix:///PATH";
+    "expected HOST, HOST:PORT, [IPV6]:PORT, redis://HOST:PORT[/DATABASE], rediss://HOST:PORT "
+    "(TLS) or unix:///PATH";
+// The parts of an address behind '?', and where they go.
+constexpr std::pair<absl::string_view, std::string RedisEndpoint::*> kTlsFiles[] = {
+    {"tls_ca_cert_file", &RedisEndpoint::tls_ca_cert_file},
+    {"tls_cert_file", &RedisEndpoint::tls_cert_file},
+    {"tls_key_file", &RedisEndpoint::tls_key_file},
+};
 // No server has so many databases: a larger number is a typing error.
 constexpr int kMaxDatabase = 1'000'000;
 constexpr size_t kMaxPasswordBytes = 64 * 1024;
@@ -140,8 +151,9 @@ absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text,
         "environment");
   }
   std::string authority = text;
-  if (absl::StartsWith(text, kTcpScheme)) {
-    authority = text.substr(sizeof(kTcpScheme) - 1);
+  endpoint.tls = absl::StartsWith(text, kTlsScheme);
+  if (endpoint.tls || absl::StartsWith(text, kTcpScheme)) {
+    authority = text.substr(text.find("://") + 3);
     const size_t slash = authority.find('/');
     if (slash != std::string::npos) {
       const std::string database = authority.substr(slash + 1);
@@ -149,7 +161,7 @@ absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text,
       authority.resize(slash);
     }
   } else if (absl::StrContains(text, "://")) {
-    return Malformed(text, "the scheme is neither redis:// nor unix://");
+    return Malformed(text, "the scheme is none of redis://, rediss:// and unix://");
   }
   DDP_RETURN_IF_ERROR(SetAuthority(text, authority, endpoint));
   return endpoint;
@@ -160,17 +172,41 @@ std::string FromEnvironment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Returns the endpoint as a URL without credentials. Sets `query` to the database of a unix socket,
-// which has no place in the path.
+// Reads the parts "NAME=VALUE" of `query`, with "&" between. `take` returns kNotFound for a name
+// that it does not know.
+absl::Status ReadQuery(
+    const std::string& text, const std::string& query,
+    const std::function<absl::Status(const std::string& name, const std::string& value)>& take) {
+  for (const absl::string_view item : absl::StrSplit(query, '&', absl::SkipEmpty())) {
+    const std::vector<std::string> parts = absl::StrSplit(item, absl::MaxSplits('=', 1));
+    DDP_ASSIGN_OR_RETURN(const std::string value, PercentDecode(parts.size() == 2 ? parts[1] : ""));
+    const absl::Status taken = take(parts[0], value);
+    if (absl::IsNotFound(taken)) return Malformed(text, absl::StrCat("unknown part '", item, "'"));
+    DDP_RETURN_IF_ERROR(taken);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeTlsFile(const std::string& name, const std::string& value,
+                         RedisEndpoint& endpoint) {
+  return SetTlsFile(name, value, endpoint) ? absl::OkStatus() : absl::NotFoundError(name);
+}
+
+// Returns the endpoint as a URL without credentials. Sets `query` to what has no place in the path:
+// the database of a unix socket, the files for TLS.
 std::string EndpointUrl(const RedisEndpoint& endpoint, std::string& query) {
   if (endpoint.is_unix()) {
     if (endpoint.database != 0) query = absl::StrCat("database=", endpoint.database, "&");
     return absl::StrCat(kUnixScheme, PercentEncodeForUrl(endpoint.unix_path));
   }
+  for (const auto& [name, file] : kTlsFiles) {
+    const std::string& path = endpoint.*file;
+    if (!path.empty()) absl::StrAppend(&query, name, "=", PercentEncodeForUrl(path), "&");
+  }
   const bool v6 = endpoint.host.find(':') != std::string::npos;
   const std::string host = v6 ? absl::StrCat("[", endpoint.host, "]") : endpoint.host;
   const std::string database = endpoint.database == 0 ? "" : absl::StrCat("/", endpoint.database);
-  return absl::StrCat(kTcpScheme, host, ":", endpoint.port, database);
+  return absl::StrCat(endpoint.tls ? kTlsScheme : kTcpScheme, host, ":", endpoint.port, database);
 }
 
 }  // namespace
@@ -186,8 +222,17 @@ std::string RedisEndpoint::DebugString() const {
 
 absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text, int default_port) {
   if (text.empty()) return Malformed(text, "nothing is given");
-  if (text.find('?') != std::string::npos) return Malformed(text, "'?' has no place here");
-  return ParseWithoutQuery(text, default_port);
+  const size_t mark = text.find('?');
+  DDP_ASSIGN_OR_RETURN(RedisEndpoint endpoint,
+                       ParseWithoutQuery(text.substr(0, mark), default_port));
+  if (mark == std::string::npos) return endpoint;
+  if (!endpoint.tls) return Malformed(text, "'?' has no place here");
+  DDP_RETURN_IF_ERROR(ReadQuery(text, text.substr(mark + 1),
+                                [&](const std::string& name, const std::string& value) {
+                                  return TakeTlsFile(name, value, endpoint);
+                                }));
+  DDP_RETURN_IF_ERROR(CheckTlsFiles(endpoint));
+  return endpoint;
 }
 
 absl::StatusOr<std::string> ReadRedisPasswordFile(const std::string& path) {
@@ -240,7 +285,8 @@ absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint) {
 absl::StatusOr<StoreAddress> ParseStoreAddress(const std::string& url) {
   const size_t mark = url.find('?');
   if (mark == std::string::npos ||
-      !(absl::StartsWith(url, kTcpScheme) || absl::StartsWith(url, kUnixScheme))) {
+      !(absl::StartsWith(url, kTcpScheme) || absl::StartsWith(url, kTlsScheme) ||
+        absl::StartsWith(url, kUnixScheme))) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", url.find('@') == std::string::npos ? url : "(hidden)",
                      "' is not the address of a store: expected "
@@ -248,20 +294,14 @@ absl::StatusOr<StoreAddress> ParseStoreAddress(const std::string& url) {
   }
   StoreAddress address;
   DDP_ASSIGN_OR_RETURN(address.endpoint, ParseWithoutQuery(url.substr(0, mark)));
-  std::string query = url.substr(mark + 1);
-  while (!query.empty()) {
-    const size_t end = query.find('&');
-    const std::string item = query.substr(0, end);
-    query = end == std::string::npos ? "" : query.substr(end + 1);
-    if (absl::StartsWith(item, "prefix=")) {
-      DDP_ASSIGN_OR_RETURN(address.prefix, PercentDecode(item.substr(7)));
-    } else if (absl::StartsWith(item, "database=")) {
-      DDP_RETURN_IF_ERROR(SetDatabase(url, item.substr(9), address.endpoint));
-    } else {
-      return absl::InvalidArgumentError(
-          absl::StrCat("store address '", url, "': unknown part '", item, "'"));
-    }
-  }
+  DDP_RETURN_IF_ERROR(
+      ReadQuery(url, url.substr(mark + 1), [&](const std::string& name, const std::string& value) {
+        if (name == "database") return SetDatabase(url, value, address.endpoint);
+        if (name != "prefix") return TakeTlsFile(name, value, address.endpoint);
+        address.prefix = value;
+        return absl::OkStatus();
+      }));
+  DDP_RETURN_IF_ERROR(CheckTlsFiles(address.endpoint));
   if (address.prefix.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("store address '", url, "': the prefix is missing or empty"));
@@ -273,6 +313,29 @@ std::string FormatStoreAddress(const StoreAddress& address) {
   std::string query;
   const std::string url = EndpointUrl(address.endpoint, query);
   return absl::StrCat(url, "?", query, "prefix=", PercentEncodeForUrl(address.prefix));
+}
+
+bool SetTlsFile(absl::string_view name, const std::string& path, RedisEndpoint& endpoint) {
+  for (const auto& [known, file] : kTlsFiles) {
+    if (name != known) continue;
+    std::error_code none;
+    endpoint.*file = path.empty() ? "" : std::filesystem::absolute(path, none).string();
+    return true;
+  }
+  return false;
+}
+
+absl::Status CheckTlsFiles(const RedisEndpoint& endpoint) {
+  for (const auto& [name, file] : kTlsFiles) {
+    if (!endpoint.tls && !(endpoint.*file).empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is given, but not TLS: write the endpoint as rediss://HOST:PORT"));
+    }
+  }
+  if (endpoint.tls_cert_file.empty() == endpoint.tls_key_file.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(endpoint.tls_key_file.empty()
+                                        ? "tls_cert_file is given without tls_key_file"
+                                        : "tls_key_file is given without tls_cert_file");
 }
 
 }  // namespace ddp::store

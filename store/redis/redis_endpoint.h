@@ -10,19 +10,22 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "store/redis/store_address.h"  // IWYU pragma: export
 
 namespace ddp::store {
 
 // Parses an endpoint that a person typed:
 //   HOST  HOST:PORT  ADDRESS_V6  [ADDRESS_V6]:PORT    (`default_port` where it is left out)
-//   redis://HOST[:PORT][/DATABASE]  unix:///PATH/OF/SOCKET
+//   redis://HOST[:PORT][/DATABASE]  rediss://HOST[:PORT][/DATABASE]  unix:///PATH/OF/SOCKET
+// With rediss://, TLS, the files of RedisEndpoint may follow, percent-encoded:
+//   ?tls_ca_cert_file=PATH&tls_cert_file=PATH&tls_key_file=PATH
 // The returned endpoint has no user and no password.
 //
-// kInvalidArgument: the text has another form; the port is outside 1..65535; the path of a socket
-// is relative or has more than 107 bytes. Also kInvalidArgument: the text holds "user:password@",
-// which other users of the machine could read. The message then names the variables to use instead
-// and does not repeat the text.
+// kInvalidArgument: the text has another form; a certificate has no key, or the reverse; the port
+// is outside 1..65535; the path of a socket is relative or has more than 107 bytes. Also
+// kInvalidArgument: the text holds "user:password@", which other users of the machine could read.
+// The message then names the variables to use instead and does not repeat the text.
 absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text,
                                                  int default_port = RedisEndpoint::kDefaultPort);
 
@@ -41,14 +44,23 @@ absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint);
 // ApplyRedisCredentialsFromEnvironment() about the file.
 absl::StatusOr<std::string> ReadRedisPasswordFile(const std::string& path);
 
-// Parses redis://HOST[:PORT][/DATABASE]?prefix=PREFIX or unix:///PATH?[database=N&]prefix=PREFIX,
-// as FormatStoreAddress writes them. The prefix is percent-encoded. Sets no credentials.
+// Parses redis://HOST[:PORT][/DATABASE]?prefix=PREFIX, rediss://HOST[:PORT][/DATABASE]?[tls_...&]
+// prefix=PREFIX or unix:///PATH?[database=N&]prefix=PREFIX, as FormatStoreAddress writes them. The
+// prefix and paths are percent-encoded. Sets no credentials.
 //
 // kInvalidArgument: the text has another form, or the prefix is missing or empty.
 absl::StatusOr<StoreAddress> ParseStoreAddress(const std::string& url);
 
 // Returns the text that ParseStoreAddress parses, without user and password.
 std::string FormatStoreAddress(const StoreAddress& address);
+
+// Sets one of RedisEndpoint's TLS files by its name. A relative path becomes an absolute one.
+// Returns false for any other name.
+bool SetTlsFile(absl::string_view name, const std::string& path, RedisEndpoint& endpoint);
+
+// kInvalidArgument: there is a certificate without its key, or the reverse; or there are files, and
+// no TLS.
+absl::Status CheckTlsFiles(const RedisEndpoint& endpoint);
 
 }  // namespace ddp::store
 

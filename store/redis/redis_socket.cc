@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/host_addresses.h"
+#include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
 
 namespace ddp::store {
@@ -57,9 +58,7 @@ absl::StatusOr<UniqueFd> BeginUnix(const RedisEndpoint& endpoint) {
   return BeginTo(reinterpret_cast<const sockaddr*>(&address), sizeof(address), endpoint);
 }
 
-}  // namespace
-
-absl::StatusOr<UniqueFd> BeginConnecting(const RedisEndpoint& endpoint) {
+absl::StatusOr<UniqueFd> Begin(const RedisEndpoint& endpoint) {
   if (endpoint.is_unix()) return BeginUnix(endpoint);
   const absl::StatusOr<AddressList> address =
       ResolveHost(endpoint.host, {.port = endpoint.port, .is_numeric = true});
@@ -70,42 +69,7 @@ absl::StatusOr<UniqueFd> BeginConnecting(const RedisEndpoint& endpoint) {
   return BeginTo((*address)->ai_addr, (*address)->ai_addrlen, endpoint);
 }
 
-absl::Status FinishConnecting(int fd, const RedisEndpoint& endpoint) {
-  int error_number = 0;
-  socklen_t length = sizeof(error_number);
-  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error_number, &length);
-  if (error_number != 0) return ConnectionError("cannot reach", endpoint, error_number);
-  if (!endpoint.is_unix()) SetTcpOptions(fd);
-  return absl::OkStatus();
-}
-
-std::string PeerAddress(int fd) {
-  sockaddr_storage peer{};
-  socklen_t size = sizeof(peer);
-  auto* const address = reinterpret_cast<sockaddr*>(&peer);
-  return getpeername(fd, address, &size) == 0 ? NumericAddress(address, size) : "";
-}
-
-absl::Status LimitBlocking(int fd, absl::Duration limit) {
-  const timeval value = absl::ToTimeval(limit);
-  const int flags = fcntl(fd, F_GETFL);
-  if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &value, sizeof(value)) != 0 || flags < 0 ||
-      fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0) {
-    return absl::ErrnoToStatus(errno, "preparing a socket to Redis");
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<size_t> SendSome(int fd, absl::string_view bytes, const RedisEndpoint& endpoint) {
-  while (true) {
-    const ssize_t count = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count >= 0) return static_cast<size_t>(count);
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
-    if (errno != EINTR) return ConnectionError("the connection broke to", endpoint, errno);
-  }
-}
-
-absl::StatusOr<size_t> ReceiveSome(int fd, absl::Span<char> buffer, int flags,
+absl::StatusOr<size_t> ReceiveFrom(int fd, absl::Span<char> buffer, int flags,
                                    const RedisEndpoint& endpoint) {
   const ssize_t count = recv(fd, buffer.data(), buffer.size(), flags);
   if (count > 0) return static_cast<size_t>(count);
@@ -115,6 +79,80 @@ absl::StatusOr<size_t> ReceiveSome(int fd, absl::Span<char> buffer, int flags,
   }
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
   return ConnectionError("the connection broke to", endpoint, errno);
+}
+
+}  // namespace
+
+absl::StatusOr<RedisSocket> RedisSocket::BeginConnecting(const RedisEndpoint& endpoint) {
+  DDP_ASSIGN_OR_RETURN(UniqueFd fd, Begin(endpoint));
+  return RedisSocket(std::move(fd));
+}
+
+absl::StatusOr<short> RedisSocket::FinishConnecting(const RedisEndpoint& endpoint) {
+  if (tls_ != nullptr) return tls_->Handshake();
+  int error_number = 0;
+  socklen_t length = sizeof(error_number);
+  getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error_number, &length);
+  if (error_number != 0) return ConnectionError("cannot reach", endpoint, error_number);
+  if (!endpoint.is_unix()) SetTcpOptions(fd());
+  if (!endpoint.tls) return short{0};
+  DDP_ASSIGN_OR_RETURN(tls_, TlsSession::Start(fd(), endpoint));
+  return tls_->Handshake();
+}
+
+void RedisSocket::reset() {
+  tls_.reset();
+  fd_.reset();
+}
+
+absl::Status RedisSocket::LimitBlocking(absl::Duration limit) {
+  blocking_limit_ = limit;
+  const timeval value = absl::ToTimeval(limit);
+  const int flags = fcntl(fd(), F_GETFL);
+  if (setsockopt(fd(), SOL_SOCKET, SO_RCVTIMEO, &value, sizeof(value)) != 0 || flags < 0 ||
+      fcntl(fd(), F_SETFL, flags & ~O_NONBLOCK) != 0) {
+    return absl::ErrnoToStatus(errno, "preparing a socket to Redis");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<size_t> RedisSocket::Send(absl::string_view bytes, const RedisEndpoint& endpoint) {
+  if (tls_ != nullptr) return tls_->Send(bytes);
+  while (true) {
+    const ssize_t count = send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count >= 0) return static_cast<size_t>(count);
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
+    if (errno != EINTR) return ConnectionError("the connection broke to", endpoint, errno);
+  }
+}
+
+absl::StatusOr<size_t> RedisSocket::Receive(absl::Span<char> buffer, Blocking blocking,
+                                            const RedisEndpoint& endpoint) {
+  const bool may_block = blocking == Blocking::kMayBlock;
+  if (tls_ == nullptr) return ReceiveFrom(fd(), buffer, may_block ? 0 : MSG_DONTWAIT, endpoint);
+  if (may_block) AwaitSocket(fd(), POLLIN, MonotonicClock().Now() + blocking_limit_);
+  return tls_->Receive(buffer);
+}
+
+absl::StatusOr<bool> RedisSocket::HasInput(const RedisEndpoint& endpoint) {
+  if (tls_ != nullptr) return tls_->HasInput();
+  char byte = 0;
+  DDP_ASSIGN_OR_RETURN(const size_t count, ReceiveFrom(fd(), absl::MakeSpan(&byte, 1),
+                                                       MSG_PEEK | MSG_DONTWAIT, endpoint));
+  return count > 0;
+}
+
+bool RedisSocket::IsBroken() const {
+  char byte = 0;
+  const ssize_t count = recv(fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
+std::string PeerAddress(int fd) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  auto* const address = reinterpret_cast<sockaddr*>(&peer);
+  return getpeername(fd, address, &size) == 0 ? NumericAddress(address, size) : "";
 }
 
 bool AwaitSocket(int fd, short events, absl::Time deadline) {

@@ -13,13 +13,13 @@
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
 #include "store/redis/redis_greeting.h"
-#include "store/redis/redis_socket.h"
 
 namespace ddp::store {
 namespace {
 
-constexpr size_t kReceiveBytes = 32 * 1024;
-// The limit that RedisConnection::Dial sets: recv() itself blocks for this long.
+using Blocking = RedisSocket::Blocking;
+
+// The limit that RedisConnection::Dial sets: the socket itself blocks for this long.
 constexpr absl::Duration kBlockingReceive = absl::Milliseconds(100);
 // A condition variable cannot wait for an infinite time.
 constexpr absl::Duration kLongestWait = absl::Hours(1);
@@ -83,7 +83,7 @@ absl::StatusOr<std::vector<RedisReply>> SharedRedisConnection::TryOnce(const Req
 absl::Status SharedRedisConnection::Ensure(absl::Time deadline) {
   const int64_t failed_dials = failed_dials_;
   while (!TakesRequests()) {
-    if (!fd_.valid() && !dialing_) return Dial(deadline);
+    if (!socket_.valid() && !dialing_) return Dial(deadline);
     if (clock_.Now() >= deadline) {
       return absl::UnavailableError(
           absl::StrCat("not connected to Redis at ", endpoint().DebugString()));
@@ -98,16 +98,16 @@ absl::Status SharedRedisConnection::Ensure(absl::Time deadline) {
 absl::Status SharedRedisConnection::Dial(absl::Time deadline) {
   dialing_ = true;
   mutex_.Unlock();
-  absl::StatusOr<UniqueFd> fd = dialer_->Dial(deadline);
+  absl::StatusOr<RedisSocket> socket = dialer_->Dial(deadline);
   mutex_.Lock();
   dialing_ = false;
   changed_.NotifyAll();
-  if (!fd.ok()) {
+  if (!socket.ok()) {
     ++failed_dials_;
-    last_error_ = Own(fd.status());
-    return fd.status();
+    last_error_ = Own(socket.status());
+    return socket.status();
   }
-  fd_ = *std::move(fd);
+  socket_ = *std::move(socket);
   wire_.Reset();
   // Requests need not wait for HELLO's reply: TakeReply() checks it.
   DDP_RETURN_IF_ERROR(BeginWriting(deadline));
@@ -134,7 +134,7 @@ void SharedRedisConnection::Break(const absl::Status& why) {
   // The expired deadline is one caller's. The other callers get kUnavailable.
   const bool silent = absl::IsDeadlineExceeded(why);
   last_error_ = silent ? absl::UnavailableError(why.message()) : Own(why);
-  shutdown(fd_.get(), SHUT_RDWR);  // wakes the threads that read or write
+  shutdown(socket_.fd(), SHUT_RDWR);  // wakes the threads that read or write
   for (const auto& exchange : exchanges_) {
     exchange->status = Own(last_error_);
     Finish(exchange->waiter);
@@ -149,7 +149,7 @@ void SharedRedisConnection::Break(const absl::Status& why) {
 
 void SharedRedisConnection::CloseIfUnused() {
   if (!broken_ || reading_ || writing_) return;
-  fd_.reset();
+  socket_.reset();
   broken_ = false;
   changed_.NotifyAll();
 }
@@ -222,8 +222,8 @@ absl::Status SharedRedisConnection::WriteAll(const std::string& bytes, absl::Tim
   absl::string_view left = bytes;
   while (!left.empty()) {
     if (broken_) return Own(last_error_);
-    const int fd = fd_.get();
-    DDP_ASSIGN_OR_RETURN(const size_t count, SendSome(fd, left, endpoint()));
+    const int fd = socket_.fd();
+    DDP_ASSIGN_OR_RETURN(const size_t count, socket_.Send(left, endpoint()));
     if (count > 0) {
       left.remove_prefix(count);
       sent = true;
@@ -286,18 +286,19 @@ void SharedRedisConnection::AwaitDone(Waiter& waiter, absl::Time deadline) {
 }
 
 void SharedRedisConnection::ReadFor(const Waiter& waiter, absl::Time deadline) {
-  std::array<char, kReceiveBytes> buffer;
+  std::array<char, RedisSocket::kReceiveBytes> buffer;
   reading_ = true;
-  bool may_block = true;  // in recv(), which saves the system call of a poll before it
+  bool may_block = true;  // in Receive(), which saves the system call of a poll before it
   while (!waiter.done && !broken_) {
     const absl::Duration left = deadline - clock_.Now();
     if (left <= absl::ZeroDuration()) break;
     const bool blocking = may_block && left > kBlockingReceive;
-    const int fd = fd_.get();
+    RedisSocket& socket = socket_;
     mutex_.Unlock();
     absl::StatusOr<size_t> count = size_t{0};
-    if (blocking || AwaitSocket(fd, POLLIN, deadline)) {
-      count = ReceiveSome(fd, absl::MakeSpan(buffer), blocking ? 0 : MSG_DONTWAIT, endpoint());
+    if (blocking || AwaitSocket(socket.fd(), POLLIN, deadline)) {
+      count = socket.Receive(absl::MakeSpan(buffer),
+                             blocking ? Blocking::kMayBlock : Blocking::kNever, endpoint());
     }
     mutex_.Lock();
     may_block = !broken_ && Received(buffer.data(), count);
@@ -308,19 +309,23 @@ void SharedRedisConnection::ReadFor(const Waiter& waiter, absl::Time deadline) {
 
 // Takes the bytes that have come, without blocking. Breaks the connection if the server closed it.
 void SharedRedisConnection::SeeWhetherOpen() {
-  std::array<char, kReceiveBytes> buffer;
+  if (reading_) {  // the bytes are left for the thread that reads
+    if (Usable() && socket_.IsBroken()) {
+      Break(absl::UnavailableError(
+          absl::StrCat("Redis at ", endpoint().DebugString(), " closed the connection")));
+    }
+    return;
+  }
+  std::array<char, RedisSocket::kReceiveBytes> buffer;
   bool more = true;
   while (more && Usable()) {
-    // While another thread reads, the bytes are left for it.
-    const int flags = MSG_DONTWAIT | (reading_ ? MSG_PEEK : 0);
-    const auto room = absl::MakeSpan(buffer).first(reading_ ? 1 : buffer.size());
-    const absl::StatusOr<size_t> count = ReceiveSome(fd_.get(), room, flags, endpoint());
-    if (reading_ && count.ok()) return;
-    more = Received(buffer.data(), count);
+    more = Received(buffer.data(),
+                    socket_.Receive(absl::MakeSpan(buffer), Blocking::kNever, endpoint()));
   }
 }
 
-// Handles the result of ReceiveSome(). Returns true when bytes have come and were accepted.
+// Handles the result of RedisSocket::Receive(). Returns true when bytes have come and were
+// accepted.
 bool SharedRedisConnection::Received(const char* data, const absl::StatusOr<size_t>& count) {
   if (count.ok() && *count == 0) return false;
   const absl::Status status = count.ok() ? Dispatch(data, *count) : count.status();

@@ -17,9 +17,9 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "base/unique_fd.h"
 #include "store/redis/redis_caller.h"
 #include "store/redis/redis_connection.h"
+#include "store/redis/redis_socket.h"
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis/wire/redis_wire.h"
 
@@ -109,7 +109,7 @@ class SharedRedisConnection final : public RedisCaller {
   SharedRedisConnection(const RedisEndpoint& endpoint, const RedisConnectionOptions& options);
 
   // The connection.
-  bool Usable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return fd_.valid() && !broken_; }
+  bool Usable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return socket_.valid() && !broken_; }
   // Returns true when a new request may start.
   bool TakesRequests() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return Usable() && leaving_.ok();
@@ -165,9 +165,10 @@ class SharedRedisConnection final : public RedisCaller {
   const std::unique_ptr<RedisConnection> dialer_;
 
   Mutex mutex_;
-  CondVar changed_;  // notified at the end of a dial or a write, and when fd_ is closed
+  CondVar changed_;  // notified at the end of a dial or a write, and when socket_ is closed
 
-  UniqueFd fd_ ABSL_GUARDED_BY(mutex_);  // closed only when no thread reads or writes
+  // Closed only when no thread reads or writes.
+  RedisSocket socket_ ABSL_GUARDED_BY(mutex_);
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;
   bool dialing_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

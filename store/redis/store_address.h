@@ -28,9 +28,18 @@ struct RedisEndpoint {
   // reads it again, because the password may have been changed. Empty: no file.
   std::string password_file;
 
+  // Whether the server is spoken to by TLS. It then has a host.
+  bool tls = false;
+  // PEM files by absolute paths: the certificates that may sign the server's (empty: the system's),
+  // and this client's own certificate with its key (both or none).
+  std::string tls_ca_cert_file;
+  std::string tls_cert_file;
+  std::string tls_key_file;
+
   bool is_unix() const { return !unix_path.empty(); }
 
-  // Returns the address for messages: "127.0.0.1:6379", "[::1]:6379/2", "unix:///run/redis.sock".
+  // Returns the address for messages: "127.0.0.1:6379", "[::1]:6379/2", "unix:///run/redis.sock",
+  // "rediss://redis.example:6379".
   // With a password, " (user alice, with a password)" follows. The password is never shown.
   std::string DebugString() const;
 

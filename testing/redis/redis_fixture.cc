@@ -41,26 +41,51 @@ std::unique_ptr<RedisFixture> RedisFixture::Start() {
 
 std::unique_ptr<RedisFixture> RedisFixture::StartTcp(const std::string& password) {
   std::unique_ptr<RedisFixture> fixture(new RedisFixture(MakeFolder()));
-  fixture->endpoint_.host = "127.0.0.1";
   fixture->endpoint_.password = password;
+  std::vector<std::string> config;
+  if (!password.empty()) config.push_back(absl::StrCat("requirepass ", password));
+  config.push_back("port ");
+  fixture->StartAtFreePort(config);
+  return fixture;
+}
+
+std::unique_ptr<RedisFixture> RedisFixture::StartTls(const TlsCertificates& certificates,
+                                                     bool asks_clients) {
+  std::unique_ptr<RedisFixture> fixture(new RedisFixture(MakeFolder()));
+  fixture->endpoint_.tls = true;
+  fixture->endpoint_.tls_ca_cert_file = certificates.ca();
+  if (asks_clients) {
+    fixture->endpoint_.tls_cert_file = certificates.client_cert();
+    fixture->endpoint_.tls_key_file = certificates.client_key();
+  }
+  fixture->StartAtFreePort({absl::StrCat("tls-ca-cert-file ", certificates.ca()),
+                            absl::StrCat("tls-cert-file ", certificates.server_cert()),
+                            absl::StrCat("tls-key-file ", certificates.server_key()),
+                            absl::StrCat("tls-auth-clients ", asks_clients ? "yes" : "no"),
+                            "tls-port "});
+  return fixture;
+}
+
+void RedisFixture::StartAtFreePort(const std::vector<std::string>& config) {
+  endpoint_.host = "127.0.0.1";
   absl::Status last;
   for (int attempt = 0; attempt < kPortAttempts; ++attempt) {
     // redis-server cannot choose a port itself. Another program may take this one first.
-    fixture->endpoint_.port = BindLoopback().port;
-    fixture->config_ = {"bind 127.0.0.1", absl::StrCat("port ", fixture->endpoint_.port)};
-    if (!password.empty()) fixture->config_.push_back(absl::StrCat("requirepass ", password));
+    endpoint_.port = BindLoopback().port;
+    config_ = {"bind 127.0.0.1"};
+    config_.insert(config_.end(), config.begin(), config.end());
+    absl::StrAppend(&config_.back(), endpoint_.port);
     store::PrivateRedisServer::Options options;
-    options.directory = fixture->directory_;
-    options.extra_config = fixture->config_;
+    options.directory = directory_;
+    options.extra_config = config_;
     auto server = store::PrivateRedisServer::Start(options);
     if (server.ok()) {
-      fixture->server_ = *std::move(server);
-      return fixture;
+      server_ = *std::move(server);
+      return;
     }
     last = server.status();
   }
   LOG(FATAL) << "no redis-server on any of " << kPortAttempts << " ports: " << last;
-  return nullptr;
 }
 
 std::unique_ptr<RedisFixture> RedisFixture::StartTcpAt(const std::string& address, int port) {

@@ -10,6 +10,7 @@
 #include "store/redis/redis_connection.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis_server/private_redis_server.h"
+#include "testing/redis/tls_certificates.h"
 
 namespace ddp::testing {
 
@@ -30,6 +31,12 @@ class RedisFixture {
 
   // Starts a server on `port` of a loopback address ("127.0.0.2"), without a password.
   static std::unique_ptr<RedisFixture> StartTcpAt(const std::string& address, int port);
+
+  // Starts a server that speaks TLS alone, on a free port of 127.0.0.1, with the server's
+  // certificate of `certificates`; endpoint() has their authority. With `asks_clients`, it demands
+  // a certificate of its clients, and endpoint() has the client's.
+  static std::unique_ptr<RedisFixture> StartTls(const TlsCertificates& certificates,
+                                                bool asks_clients = false);
 
   ~RedisFixture();
   RedisFixture(const RedisFixture&) = delete;
@@ -61,6 +68,9 @@ class RedisFixture {
 
  private:
   explicit RedisFixture(const std::string& directory);
+
+  // Starts the server with `config` on a free port, which follows the last line.
+  void StartAtFreePort(const std::vector<std::string>& config);
 
   std::string Info(const std::string& section) const;
 
