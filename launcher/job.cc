@@ -257,7 +257,7 @@ absl::Status MakeVisible(const JobInput& input, Parts& parts) {
   DDP_RETURN_IF_ERROR(WriteJobMarker(input.runtime_folder,
                                      {.run_id = parts.config.job.run_id,
                                       .instance = parts.rendezvous->instance(),
-                                      .endpoint = place.DebugString(),
+                                      .endpoint = store::FormatRedisEndpoint(place),
                                       .with_credentials = !password.empty(),
                                       .password = parts.place.has_random_password ? password : "",
                                       .agent_pid = ::getpid()}));

@@ -211,6 +211,11 @@ absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions
         absl::StrCat(name, ": ", std::string(endpoint.status().message())));
   }
   DDP_RETURN_IF_ERROR(CheckOneMachine(name, endpoint->host));
+  for (const auto& [file, path] : rendezvous.tls_files) store::SetTlsFile(file, path, *endpoint);
+  if (const absl::Status checked = store::CheckTlsFiles(*endpoint); !checked.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.NameOf("rdzv_conf"), ": ", std::string(checked.message())));
+  }
   DDP_RETURN_IF_ERROR(store::ApplyRedisCredentialsFromEnvironment(*endpoint));
   return *endpoint;
 }

@@ -17,6 +17,7 @@
 #include "launcher/flags/exit_code.h"
 #include "testing/redis/delaying_proxy.h"
 #include "testing/redis/redis_fixture.h"
+#include "testing/redis/tls_certificates.h"
 
 namespace ddp::launcher {
 namespace {
@@ -41,6 +42,57 @@ TEST(DdprunNodesTest, ANodeThatJoinsCostsNoRestartAndNoLogFile) {
   EXPECT_EQ(second.Wait(), 0) << second.err();
   EXPECT_EQ(Slurp(attempt / "0/stdout.log"), "1 in attempt 0\n");
   EXPECT_EQ(Slurp(attempt.string() + ".g2/0/stdout.log"), "2 in attempt 0\n");
+}
+
+// The server demands a certificate of its clients: agents, workers and `ddprun status`.
+TEST(DdprunNodesTest, NodesMeetByTls) {
+  const Folder folder;
+  const ::ddp::testing::TlsCertificates files;
+  const auto redis = ::ddp::testing::RedisFixture::StartTls(files, /*asks_clients=*/true);
+  const std::string endpoint =
+      absl::StrCat("--rdzv-endpoint=rediss://localhost:", redis->endpoint().port);
+  const DdprunDriver::Options options = {
+      .arguments = Shell({"--nnodes=2", "--rdzv-id=tls", endpoint,
+                          absl::StrCat("--rdzv-conf=tls_ca_cert_file=", files.ca(),
+                                       ",tls_cert_file=", files.client_cert(),
+                                       ",tls_key_file=", files.client_key())},
+                         "[ $WORLD_SIZE = 2 ]; echo up $RANK $DDP_STORE >&2; exec sleep 1000"),
+      .environment = {{"TMPDIR", folder.path()}}};
+  DdprunDriver first(options);
+  DdprunDriver second(options);
+  first.AwaitStderr("up ");
+  second.AwaitStderr("up ");
+  EXPECT_THAT(first.err(),
+              HasSubstr(absl::StrCat("rediss://localhost:", redis->endpoint().port,
+                                     "?tls_ca_cert_file=", files.ca(), "&tls_cert_file=")));
+  DdprunDriver status(
+      {.arguments = {"status", "--rdzv-id=tls"}, .environment = options.environment});
+  EXPECT_EQ(status.Wait(), 0) << status.err();
+  EXPECT_THAT(status.out(), HasSubstr("2 of 2; 2 ranks"));
+  ASSERT_EQ(::kill(first.pid(), SIGTERM), 0);
+  ASSERT_EQ(::kill(second.pid(), SIGTERM), 0);
+  first.Wait();
+  second.Wait();
+}
+
+TEST(DdprunNodesTest, WhatIsWrongWithTlsIsSaidInOneLine) {
+  const ::ddp::testing::TlsCertificates files;
+  const auto error_of = [&](const std::string& scheme, const std::string& conf) {
+    const auto redis = ::ddp::testing::RedisFixture::StartTls(files);
+    DdprunDriver node({.arguments = Shell({"--nnodes=1", "--rdzv-id=tls",
+                                           absl::StrCat("--rdzv-endpoint=", scheme,
+                                                        "127.0.0.1:", redis->endpoint().port),
+                                           absl::StrCat("--rdzv-conf=", conf)},
+                                          "exit 0")});
+    EXPECT_NE(node.Wait(), 0);
+    return node.err();
+  };
+  EXPECT_THAT(error_of("rediss://", "tls_cert_file=/c"),
+              HasSubstr("--rdzv-conf: tls_cert_file is given without tls_key_file\n"));
+  EXPECT_THAT(error_of("", "tls_ca_cert_file=/c"), HasSubstr("write the endpoint as rediss://"));
+  EXPECT_THAT(error_of("rediss://", "tls_ca_cert_file=/nonexistent"),
+              HasSubstr("tls_ca_cert_file=/nonexistent: No such file"));
+  EXPECT_THAT(error_of("rediss://", "rank=0"), HasSubstr("its certificate is not accepted: "));
 }
 
 // A round trip takes 300 ms, longer than the first attempt to connect.

@@ -89,8 +89,9 @@ inline constexpr FlagSpec kFlagTable[] = {
      " 29400 where the endpoint names none. static (default with --node-rank, --master-addr or"
      " --master-port): at --master-addr, where node 0 starts all that is needed."},
     {"rdzv-endpoint", 0, true, "rdzv_endpoint", HelpGroup::kRendezvous, "", "HOST[:PORT]|URL",
-     "The Redis server: HOST, HOST:PORT (6379), [IPv6]:PORT, redis://HOST[:PORT][/DATABASE] or"
-     " unix:///PATH. Where HOST is an address of this node and nobody serves there, ddprun does."
+     "The Redis server: HOST, HOST:PORT (6379), [IPv6]:PORT, redis://HOST[:PORT][/DATABASE],"
+     " rediss://... (TLS) or unix:///PATH. Where HOST is an address of this node and nobody serves "
+     "there, ddprun does."
      " User and password come from DDP_REDIS_USER, DDP_REDIS_PASSWORD or"
      " DDP_REDIS_PASSWORD_FILE."},
     {"rdzv-id", 0, true, "rdzv_id", HelpGroup::kRendezvous, "", "ID",
@@ -103,6 +104,7 @@ inline constexpr FlagSpec kFlagTable[] = {
      " cas_backoff_max_seconds, the longest random pause before a failed request is sent again;"
      " is_host=true|false;"
      " any_program=true: nodes of one --rdzv-id may run different programs or arguments;"
+     " tls_ca_cert_file, tls_cert_file, tls_key_file: PEM files for rediss://;"
      " rank (--node-rank's other name); store_type, which means nothing here."},
     {"lease-ms", 0, true, "lease_ms", HelpGroup::kRendezvous,
      InMilliseconds{elastic::RendezvousRules{}.lease}, "MS",

@@ -311,6 +311,7 @@ absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
   const absl::Duration backoff = conf.cas_backoff_max.value_or(absl::ZeroDuration());
   rendezvous.retry_pause_max = backoff > absl::ZeroDuration() ? backoff : absl::InfiniteDuration();
   rendezvous.is_host = conf.is_host;
+  rendezvous.tls_files = conf.tls_files;
   rendezvous.any_program = conf.any_program.value_or(false);
   return absl::OkStatus();
 }

@@ -30,6 +30,8 @@ struct RendezvousOptions {
   absl::Duration read_timeout;       // longest wait for the rendezvous server at the start
   absl::Duration retry_pause_max;    // longest pause before a failed request is sent again
   bool any_program = false;          // nodes of one run id may run different programs
+  // Files of a rediss:// endpoint: names and values, see store::SetTlsFile().
+  std::vector<std::pair<std::string, std::string>> tls_files;
   std::optional<bool> is_host;  // false: this node starts no server at the endpoint; unset: true
 };
 

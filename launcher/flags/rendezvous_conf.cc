@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -31,6 +32,8 @@ constexpr std::array<TimeKey, 8> kTimeKeys = {{
     {"heartbeat_timeout", &RendezvousConf::heartbeat_timeout},
     {"cas_backoff_max_seconds", &RendezvousConf::cas_backoff_max, /*may_be_zero=*/true},
 }};
+
+constexpr const char* kTlsFiles[] = {"tls_ca_cert_file", "tls_cert_file", "tls_key_file"};
 
 constexpr int64_t kMaxAttempts = 10'000;
 constexpr int64_t kMaxRank = 1'000'000;
@@ -62,6 +65,7 @@ absl::StatusOr<bool> ReadBool(const std::string& key, const std::string& value) 
 std::string KnownKeys() {
   std::vector<std::string> names = {"keep_alive_max_attempt", "is_host", "any_program", "rank",
                                     "store_type"};
+  names.insert(names.end(), std::begin(kTlsFiles), std::end(kTlsFiles));
   for (const TimeKey& key : kTimeKeys) names.emplace_back(key.name);
   std::sort(names.begin(), names.end());
   return absl::StrJoin(names, ", ");
@@ -91,6 +95,8 @@ absl::Status ReadPair(const std::string& key, const std::string& value, Rendezvo
     DDP_ASSIGN_OR_RETURN(conf.is_host, ReadBool(key, value));
   } else if (key == "any_program") {
     DDP_ASSIGN_OR_RETURN(conf.any_program, ReadBool(key, value));
+  } else if (std::find(std::begin(kTlsFiles), std::end(kTlsFiles), key) != std::end(kTlsFiles)) {
+    conf.tls_files.emplace_back(key, value);
   } else if (key == "store_type") {
     conf.without_meaning.push_back(key);
   } else {

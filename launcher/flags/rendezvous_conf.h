@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,9 +23,11 @@ struct RendezvousConf {
   std::optional<absl::Duration> heartbeat_timeout;    // wait for the answer to one heartbeat
   // Longest random pause before a request that failed is sent again; zero: the default.
   std::optional<absl::Duration> cas_backoff_max;
-  std::optional<bool> is_host;               // false: start no server at the endpoint
-  std::optional<int> rank;                   // node rank, as --node-rank
-  std::optional<bool> any_program;           // true: nodes of one run id may run different programs
+  std::optional<bool> is_host;      // false: start no server at the endpoint
+  std::optional<int> rank;          // node rank, as --node-rank
+  std::optional<bool> any_program;  // true: nodes of one run id may run different programs
+  // Files of a rediss:// endpoint: names and values, see store::SetTlsFile().
+  std::vector<std::pair<std::string, std::string>> tls_files;
   std::vector<std::string> without_meaning;  // keys that were given and have no effect
 };
 

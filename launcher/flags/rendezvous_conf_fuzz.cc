@@ -49,6 +49,7 @@ std::string Format(const RendezvousConf& conf) {
   if (conf.any_program.has_value()) {
     pairs.push_back(absl::StrCat("any_program=", *conf.any_program));
   }
+  for (const auto& [key, path] : conf.tls_files) pairs.push_back(absl::StrCat(key, "=", path));
   for (const std::string& key : conf.without_meaning) pairs.push_back(key + "=x");
   return absl::StrJoin(pairs, ",");
 }

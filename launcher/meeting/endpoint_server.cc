@@ -39,6 +39,11 @@ absl::StatusOr<BindProbe> Probe(const store::RedisEndpoint& endpoint, absl::Dura
   return probe;
 }
 
+// A server with TLS needs a certificate, so it is its operator's to start.
+bool CanStartServer(const store::RedisEndpoint& endpoint) {
+  return !endpoint.is_unix() && !endpoint.tls;
+}
+
 void Announce(const store::RedisEndpoint& endpoint, const BindProbe& probe) {
   std::string line =
       absl::StrCat("started Redis at ", PlaceOf(endpoint), " on this node, ",
@@ -58,7 +63,7 @@ absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(const store::Redi
                                                                const std::string& folder,
                                                                absl::Duration name_timeout) {
   std::unique_ptr<ServerGuard> none;
-  if (endpoint.is_unix()) return none;
+  if (!CanStartServer(endpoint)) return none;
   absl::Status last;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     DDP_ASSIGN_OR_RETURN(const BindProbe probe, Probe(endpoint, name_timeout));
@@ -86,7 +91,7 @@ absl::StatusOr<std::unique_ptr<ServerGuard>> StartServerIfOurs(const store::Redi
 
 absl::StatusOr<bool> WouldStartServer(const store::RedisEndpoint& endpoint,
                                       absl::Duration name_timeout) {
-  if (endpoint.is_unix()) return false;
+  if (!CanStartServer(endpoint)) return false;
   DDP_ASSIGN_OR_RETURN(const BindProbe probe, Probe(endpoint, name_timeout));
   return !probe.ours.empty() && !probe.in_use;
 }

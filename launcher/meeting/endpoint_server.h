@@ -24,9 +24,9 @@ namespace ddp::launcher {
 // - A line on stderr says where the server is, whether a password guards it, and that losing this
 //   node ends membership changes.
 //
-// Returns nullptr when the endpoint is not ours or is a unix socket: a server is there, or another
-// node will start it. The caller keeps the returned guard while the job lives, and calls Watch() on
-// it.
+// Returns nullptr when the endpoint is not ours, is a unix socket or has TLS: a server is there, or
+// another node or its operator will start it. The caller keeps the returned guard while the job
+// lives, and calls Watch() on it.
 //
 // Blocks for at most about `name_timeout` while the name cannot be resolved
 // (launcher/meeting/name_wait.h).

@@ -238,16 +238,9 @@ struct Reading {
   std::vector<int64_t> other_running;
 };
 
-// Parses an endpoint of a person or of a marker. A marker's may have a database after host and
-// port.
-absl::StatusOr<store::RedisEndpoint> ParseEndpoint(const std::string& text, int default_port) {
-  const bool has_database = !absl::StrContains(text, "://") && absl::StrContains(text, '/');
-  return store::ParseRedisEndpoint(has_database ? absl::StrCat("redis://", text) : text,
-                                   default_port);
-}
-
 absl::StatusOr<Reading> Read(const Place& place) {
-  absl::StatusOr<store::RedisEndpoint> endpoint = ParseEndpoint(place.endpoint, place.default_port);
+  absl::StatusOr<store::RedisEndpoint> endpoint =
+      store::ParseRedisEndpoint(place.endpoint, place.default_port);
   if (!endpoint.ok()) {
     return UsageError(
         absl::StrCat(place.endpoint_name, ": ", std::string(endpoint.status().message())));

@@ -187,8 +187,10 @@ absl::Status ReadQuery(
   return absl::OkStatus();
 }
 
-absl::Status TakeTlsFile(const std::string& name, const std::string& value,
-                         RedisEndpoint& endpoint) {
+// Takes a part of a query that belongs to the endpoint.
+absl::Status TakePart(const std::string& text, const std::string& name, const std::string& value,
+                      RedisEndpoint& endpoint) {
+  if (name == "database" && endpoint.is_unix()) return SetDatabase(text, value, endpoint);
   return SetTlsFile(name, value, endpoint) ? absl::OkStatus() : absl::NotFoundError(name);
 }
 
@@ -226,13 +228,19 @@ absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text, int de
   DDP_ASSIGN_OR_RETURN(RedisEndpoint endpoint,
                        ParseWithoutQuery(text.substr(0, mark), default_port));
   if (mark == std::string::npos) return endpoint;
-  if (!endpoint.tls) return Malformed(text, "'?' has no place here");
+  if (!endpoint.tls && !endpoint.is_unix()) return Malformed(text, "'?' has no place here");
   DDP_RETURN_IF_ERROR(ReadQuery(text, text.substr(mark + 1),
                                 [&](const std::string& name, const std::string& value) {
-                                  return TakeTlsFile(name, value, endpoint);
+                                  return TakePart(text, name, value, endpoint);
                                 }));
   DDP_RETURN_IF_ERROR(CheckTlsFiles(endpoint));
   return endpoint;
+}
+
+std::string FormatRedisEndpoint(const RedisEndpoint& endpoint) {
+  std::string query;
+  const std::string url = EndpointUrl(endpoint, query);
+  return query.empty() ? url : absl::StrCat(url, "?", absl::StripSuffix(query, "&"));
 }
 
 absl::StatusOr<std::string> ReadRedisPasswordFile(const std::string& path) {
@@ -296,8 +304,7 @@ absl::StatusOr<StoreAddress> ParseStoreAddress(const std::string& url) {
   DDP_ASSIGN_OR_RETURN(address.endpoint, ParseWithoutQuery(url.substr(0, mark)));
   DDP_RETURN_IF_ERROR(
       ReadQuery(url, url.substr(mark + 1), [&](const std::string& name, const std::string& value) {
-        if (name == "database") return SetDatabase(url, value, address.endpoint);
-        if (name != "prefix") return TakeTlsFile(name, value, address.endpoint);
+        if (name != "prefix") return TakePart(url, name, value, address.endpoint);
         address.prefix = value;
         return absl::OkStatus();
       }));

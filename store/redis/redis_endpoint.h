@@ -18,8 +18,9 @@ namespace ddp::store {
 // Parses an endpoint that a person typed:
 //   HOST  HOST:PORT  ADDRESS_V6  [ADDRESS_V6]:PORT    (`default_port` where it is left out)
 //   redis://HOST[:PORT][/DATABASE]  rediss://HOST[:PORT][/DATABASE]  unix:///PATH/OF/SOCKET
-// With rediss://, TLS, the files of RedisEndpoint may follow, percent-encoded:
+// After rediss:// (TLS), the files of RedisEndpoint may follow, percent-encoded:
 //   ?tls_ca_cert_file=PATH&tls_cert_file=PATH&tls_key_file=PATH
+// and after unix://, ?database=NUMBER.
 // The returned endpoint has no user and no password.
 //
 // kInvalidArgument: the text has another form; a certificate has no key, or the reverse; the port
@@ -28,6 +29,9 @@ namespace ddp::store {
 // The message then names the variables to use instead and does not repeat the text.
 absl::StatusOr<RedisEndpoint> ParseRedisEndpoint(const std::string& text,
                                                  int default_port = RedisEndpoint::kDefaultPort);
+
+// Returns a URL that ParseRedisEndpoint parses, without user and password.
+std::string FormatRedisEndpoint(const RedisEndpoint& endpoint);
 
 // Sets the user and password of `endpoint` from the environment of this process:
 //   DDP_REDIS_USER           the user; unset: Redis's "default"

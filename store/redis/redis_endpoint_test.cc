@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
 
 #include "absl/status/status.h"
@@ -130,6 +131,50 @@ TEST(StoreAddressTest, RefusesWhatIsNoStore) {
         "unix:///a?database=x&prefix=a", "host:1?prefix=a"}) {
     EXPECT_EQ(ParseStoreAddress(url).status().code(), absl::StatusCode::kInvalidArgument) << url;
   }
+}
+
+TEST(RedisEndpointTest, TlsHasASchemeAndFiles) {
+  const RedisEndpoint plain = *ParseRedisEndpoint("rediss://redis.example:7000/2");
+  EXPECT_TRUE(plain.tls);
+  EXPECT_EQ(plain.host, "redis.example");
+  EXPECT_EQ(plain.port, 7000);
+  EXPECT_EQ(plain.database, 2);
+  EXPECT_EQ(plain.DebugString(), "rediss://redis.example:7000/2");
+  EXPECT_FALSE(ParseRedisEndpoint("redis://redis.example")->tls);
+
+  const std::string url =
+      "rediss://[::1]:7000?tls_ca_cert_file=/a%20b/ca.pem&tls_cert_file=/c.pem&tls_key_file=/k.pem";
+  const RedisEndpoint endpoint = *ParseRedisEndpoint(url);
+  EXPECT_EQ(endpoint.tls_ca_cert_file, "/a b/ca.pem");
+  EXPECT_EQ(endpoint.tls_cert_file, "/c.pem");
+  EXPECT_EQ(endpoint.tls_key_file, "/k.pem");
+  EXPECT_EQ(endpoint.DebugString(), "rediss://[::1]:7000") << "for people";
+  EXPECT_EQ(*ParseRedisEndpoint(FormatRedisEndpoint(endpoint)), endpoint);
+  const StoreAddress address = {endpoint, "p:"};
+  EXPECT_EQ(*ParseStoreAddress(FormatStoreAddress(address)), address);
+}
+
+TEST(RedisEndpointTest, ARelativeTlsFileBecomesAbsolute) {
+  const RedisEndpoint endpoint = *ParseRedisEndpoint("rediss://h?tls_ca_cert_file=ca.pem");
+  EXPECT_EQ(endpoint.tls_ca_cert_file, std::filesystem::current_path().string() + "/ca.pem");
+}
+
+TEST(RedisEndpointTest, TlsFilesFitTogether) {
+  const auto message = [](const char* text) {
+    return std::string(ParseRedisEndpoint(text).status().message());
+  };
+  EXPECT_EQ(message("rediss://h?tls_cert_file=/c"), "tls_cert_file is given without tls_key_file");
+  EXPECT_EQ(message("rediss://h?tls_key_file=/k"), "tls_key_file is given without tls_cert_file");
+  EXPECT_TRUE(absl::StrContains(message("rediss://h?cert=/c"), "unknown part 'cert=/c'"));
+  EXPECT_TRUE(absl::StrContains(message("redis://h?tls_cert_file=/c"), "'?' has no place here"));
+  EXPECT_EQ(ParseStoreAddress("redis://h?tls_ca_cert_file=/c&prefix=p").status().message(),
+            "tls_ca_cert_file is given, but not TLS: write the endpoint as rediss://HOST:PORT");
+}
+
+TEST(RedisEndpointTest, AUnixSocketsUrlHasItsDatabase) {
+  RedisEndpoint endpoint = *ParseRedisEndpoint("unix:///run/redis.sock?database=3");
+  EXPECT_EQ(endpoint.database, 3);
+  EXPECT_EQ(FormatRedisEndpoint(endpoint), "unix:///run/redis.sock?database=3");
 }
 
 class CredentialsTest : public ::testing::Test {
