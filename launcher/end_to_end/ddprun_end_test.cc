@@ -279,7 +279,7 @@ TEST(DdprunEndTest, AStopThatArrivesTwiceLeavesTimeToSaveAfterTheCommonStep) {
         {.arguments = {"--nproc-per-node=2",
                        std::filesystem::absolute("launcher/end_to_end/stepping_worker"), "1000000",
                        "no-such-file", "2", "10", "500"}});
-    run.AwaitStdout("did step 2", 2);
+    run.AwaitStdout("did step 2\n", 2);
     ::kill(run.pid(), signals[0]);
     ::poll(nullptr, 0, 200);
     ::kill(run.pid(), signals[1]);
@@ -379,7 +379,7 @@ TEST(DdprunEndTest, WorkersThatGetOnHaveTimeForTheirStepsAndTheirSave) {
   DdprunDriver run({.arguments = {"--nproc-per-node=2", "--shutdown-timeout=1",
                                   std::filesystem::absolute("launcher/end_to_end/stepping_worker"),
                                   "1000000", "no-such-file", "2", "1200", "2500"}});
-  run.AwaitStdout("did step 2", 2);
+  run.AwaitStdout("did step 2\n", 2);
   ::kill(run.pid(), SIGTERM);
   EXPECT_EQ(run.Wait(), 1);
   EXPECT_EQ(Count(run.out(), "saved"), 2) << run.err();
