@@ -24,7 +24,6 @@
 #include "store/redis/wire/redis_reply.h"
 #include "store/redis_server/redis_acl.h"
 #include "testing/redis/redis_fixture.h"
-#include "testing/redis/tls_certificates.h"
 
 namespace ddp::store {
 namespace {
@@ -99,21 +98,6 @@ TEST_F(RedisKeyValueStoreTest, AServerThatForgetsItsScriptsLearnsThemAgain) {
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_EQ(*loaded->AsString(), script.sha1_hex());
   }
-}
-
-TEST(RedisKeyValueStoreTlsTest, AWaiterWakesByTls) {
-  const ::ddp::testing::TlsCertificates certificates;
-  const auto redis = RedisFixture::StartTls(certificates);
-  const auto open = [&] {
-    auto store = RedisKeyValueStore::Connect(redis->Address(), {});
-    EXPECT_TRUE(store.ok()) << store.status();
-    return *std::move(store);
-  };
-  const auto store = open();
-  std::thread waiter([&] { EXPECT_EQ(*store->Get("k", kLong), std::string(100'000, 'v')); });
-  EXPECT_TRUE(open()->Set("k", std::string(100'000, 'v'), kLong).ok());
-  waiter.join();
-  EXPECT_EQ(*store->Add("n", 2, kLong), 2);
 }
 
 TEST_F(RedisKeyValueStoreTest, NumbersKeepAll64Bits) {

@@ -2,8 +2,11 @@
 
 #include <glog/logging.h>
 #include <stdio.h>
+#include <stdlib.h>
 
+#include <filesystem>
 #include <memory>
+#include <system_error>
 
 #include "openssl/ec.h"
 #include "openssl/evp.h"
@@ -55,6 +58,7 @@ void Write(const std::string& path, EVP_PKEY* key) {
 }  // namespace
 
 TlsCertificates::TlsCertificates() {
+  CHECK(mkdtemp(folder_.data()) != nullptr) << "cannot make a folder in /tmp";
   const Key ca_key = NewKey();
   const Certificate ca = NewCertificate("test authority", 1, ca_key.get());
   X509_set_issuer_name(ca.get(), X509_get_subject_name(ca.get()));
@@ -73,6 +77,11 @@ TlsCertificates::TlsCertificates() {
   };
   sign("test server", 2, server_cert(), server_key());
   sign("test client", 3, client_cert(), client_key());
+}
+
+TlsCertificates::~TlsCertificates() {
+  std::error_code none;
+  std::filesystem::remove_all(folder_, none);
 }
 
 }  // namespace ddp::testing

@@ -3,8 +3,6 @@
 
 #include <string>
 
-#include "testing/temporary_folder.h"
-
 namespace ddp::testing {
 
 // A certificate authority of a test, in a folder of its own, and certificates that it has signed.
@@ -12,6 +10,9 @@ namespace ddp::testing {
 class TlsCertificates {
  public:
   TlsCertificates();
+  ~TlsCertificates();
+  TlsCertificates(const TlsCertificates&) = delete;
+  TlsCertificates& operator=(const TlsCertificates&) = delete;
 
   // The authority's own certificate.
   std::string ca() const { return At("ca.pem"); }
@@ -24,9 +25,9 @@ class TlsCertificates {
   std::string client_key() const { return At("client.key"); }
 
  private:
-  std::string At(const char* name) const { return folder_.path() + "/" + name; }
+  std::string At(const char* name) const { return folder_ + "/" + name; }
 
-  TemporaryFolder folder_;
+  std::string folder_ = "/tmp/ddp-tls-test-XXXXXX";
 };
 
 }  // namespace ddp::testing
