@@ -293,12 +293,12 @@ void SharedRedisConnection::ReadFor(const Waiter& waiter, absl::Time deadline) {
     const absl::Duration left = deadline - clock_.Now();
     if (left <= absl::ZeroDuration()) break;
     const bool blocking = may_block && left > kBlockingReceive;
-    RedisSocket& socket = socket_;
+    RedisSocket* const socket = &socket_;  // while reading_, nobody else receives or closes it
     mutex_.Unlock();
     absl::StatusOr<size_t> count = size_t{0};
-    if (blocking || AwaitSocket(socket.fd(), POLLIN, deadline)) {
-      count = socket.Receive(absl::MakeSpan(buffer),
-                             blocking ? Blocking::kMayBlock : Blocking::kNever, endpoint());
+    if (blocking || AwaitSocket(socket->fd(), POLLIN, deadline)) {
+      count = socket->Receive(absl::MakeSpan(buffer),
+                              blocking ? Blocking::kMayBlock : Blocking::kNever, endpoint());
     }
     mutex_.Lock();
     may_block = !broken_ && Received(buffer.data(), count);
