@@ -1,14 +1,16 @@
 // Memory that the processes of a test share: a store, the groups to build, and the members'
 // reports.
-#ifndef DDP_TESTING_SHARED_MEMORY_STAGE_H_
-#define DDP_TESTING_SHARED_MEMORY_STAGE_H_
+#ifndef TESTING_SHARED_MEMORY_STAGE_H_
+#define TESTING_SHARED_MEMORY_STAGE_H_
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -27,16 +29,15 @@
 
 namespace ddp::internal {
 
-// All members are atomics or are written before `changes` is raised. A process that is killed at
-// any instruction leaves the stage usable: nothing in it is locked.
+// All members are atomics, or are written before `changes` is raised, or under `mutex`, which is
+// robust: a process that is killed at any instruction leaves the stage usable.
 struct Stage {
   static constexpr int kSlots = 8;         // processes
   static constexpr int kGenerations = 16;  // groups, one after the other
-  static constexpr int kEntries = 512;
+  static constexpr int kEntries = 2048;
 
-  // One Set(). The last entry of a key that is ready is the value.
+  // One change of a key. The last one has the value.
   struct Entry {
-    std::atomic<uint32_t> ready;
     char key[60];
     char value[320];
   };
@@ -61,11 +62,12 @@ struct Stage {
 
   std::atomic<uint32_t> changes;      // a futex, for all that follows
   std::atomic<uint32_t> generations;  // the plans that are written
-  std::atomic<uint32_t> next_entry;
   std::array<uint64_t, kSlots> ballast_bytes = {};
   std::array<std::atomic<uint32_t>, kSlots> ready;  // the process has its ballast
   std::array<Plan, kGenerations> plans = {};
   Report reports[kGenerations][kSlots];
+  pthread_mutex_t mutex;
+  uint32_t entry_count = 0;
   Entry entries[kEntries];
 
   void Changed() {
@@ -96,7 +98,14 @@ struct Stage {
     *fd = ::memfd_create("stage", 0);
     if (*fd < 0 || ::ftruncate(*fd, sizeof(Stage)) != 0) return nullptr;
     Stage* const stage = Map(*fd);
-    return stage == nullptr ? nullptr : new (stage) Stage();
+    if (stage == nullptr) return nullptr;
+    new (stage) Stage();
+    ::pthread_mutexattr_t robust;
+    ::pthread_mutexattr_init(&robust);
+    ::pthread_mutexattr_setpshared(&robust, PTHREAD_PROCESS_SHARED);
+    ::pthread_mutexattr_setrobust(&robust, PTHREAD_MUTEX_ROBUST);
+    ::pthread_mutex_init(&stage->mutex, &robust);
+    return stage;
   }
 };
 
@@ -109,24 +118,18 @@ class StageStore final : public GroupStore {
   void SetTimeout(absl::Duration) override {}
 
   void Set(const std::string& key, const std::string& value) override {
-    const uint32_t index = stage_->next_entry.fetch_add(1);
-    if (index >= Stage::kEntries) throw std::runtime_error("the stage is full");
-    Stage::Entry& entry = stage_->entries[index];
-    Full(key).copy(entry.key, sizeof entry.key - 1);
-    value.copy(entry.value, sizeof entry.value - 1);
-    entry.ready.store(1);
-    stage_->Changed();
+    (void)Change(key, [&](const Stage::Entry*) { return value; });
   }
   void SetAll(const std::vector<std::string>& keys, const std::string& value) override {
     for (const std::string& key : keys) Set(key, value);
   }
   bool Has(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) {
-      if (Find(key) == nullptr) return false;
-    }
-    return true;
+    const Lock lock(stage_);
+    return std::all_of(keys.begin(), keys.end(),
+                       [&](const std::string& key) { return Find(key) != nullptr; });
   }
   std::string Get(const std::string& key) override {
+    const Lock lock(stage_);
     const Stage::Entry* const entry = Find(key);
     if (entry == nullptr) throw std::runtime_error("no such key");
     return entry->value;
@@ -136,28 +139,59 @@ class StageStore final : public GroupStore {
     for (const std::string& key : keys) values.push_back(Get(key));
     return values;
   }
+  std::string SetIfNew(const std::string& key, const std::string& value) override {
+    return Change(key, [&](const Stage::Entry* entry) { return entry ? entry->value : value; });
+  }
+  int64_t Add(const std::string& key, int64_t value) override {
+    return std::stoll(Change(key, [&](const Stage::Entry* entry) {
+      return std::to_string((entry ? std::stoll(entry->value) : 0) + value);
+    }));
+  }
   bool Wait(const std::string& key, absl::Duration timeout) override {
-    return stage_->Await([&] { return Find(key) != nullptr; }, timeout);
+    return stage_->Await([&] { return Has({key}); }, timeout);
   }
 
-  // A group's entry needs none of these.
-  std::string SetIfNew(const std::string&, const std::string&) override { Refuse(); }
-  int64_t Add(const std::string&, int64_t) override { Refuse(); }
-  void Delete(const std::string&) override { Refuse(); }
+  // A group's entry deletes nothing.
+  void Delete(const std::string&) override { throw std::logic_error("not of a StageStore"); }
 
  private:
-  [[noreturn]] static void Refuse() { throw std::logic_error("not of a StageStore"); }
+  // The next process gets the mutex of one that has been killed.
+  struct Lock {
+    explicit Lock(Stage* stage) : stage(stage) {
+      if (::pthread_mutex_lock(&stage->mutex) == EOWNERDEAD) {
+        ::pthread_mutex_consistent(&stage->mutex);
+      }
+    }
+    ~Lock() { ::pthread_mutex_unlock(&stage->mutex); }
+    Stage* const stage;
+  };
+
   std::string Full(const std::string& key) const { return absl::StrCat(generation_, "/", key); }
 
   const Stage::Entry* Find(const std::string& key) const {
     const std::string full = Full(key);
-    const uint32_t count =
-        std::min<uint32_t>(stage_->next_entry.load(), static_cast<uint32_t>(Stage::kEntries));
-    for (uint32_t i = count; i > 0; --i) {
-      const Stage::Entry& entry = stage_->entries[i - 1];
-      if (entry.ready.load() != 0 && full == entry.key) return &entry;
+    for (uint32_t i = stage_->entry_count; i > 0; --i) {
+      if (full == stage_->entries[i - 1].key) return &stage_->entries[i - 1];
     }
     return nullptr;
+  }
+
+  // Gives a key the value that `change` returns for the present entry, which may be null.
+  template <typename ValueOf>
+  std::string Change(const std::string& key, const ValueOf& change) {
+    std::string value;
+    {
+      const Lock lock(stage_);
+      value = change(Find(key));
+      if (stage_->entry_count >= Stage::kEntries) throw std::runtime_error("the stage is full");
+      Stage::Entry& entry = stage_->entries[stage_->entry_count];
+      std::memset(&entry, 0, sizeof entry);  // of a process that was killed here
+      Full(key).copy(entry.key, sizeof entry.key - 1);
+      value.copy(entry.value, sizeof entry.value - 1);
+      ++stage_->entry_count;
+    }
+    stage_->Changed();
+    return value;
   }
 
   Stage* const stage_;
@@ -166,4 +200,4 @@ class StageStore final : public GroupStore {
 
 }  // namespace ddp::internal
 
-#endif  // DDP_TESTING_SHARED_MEMORY_STAGE_H_
+#endif  // TESTING_SHARED_MEMORY_STAGE_H_

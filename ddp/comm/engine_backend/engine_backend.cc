@@ -23,7 +23,6 @@
 #include "ddp/comm/engine_backend/engine_work.h"
 #include "ddp/comm/hierarchical/gloo_link.h"
 #include "ddp/comm/hierarchical/host_layout.h"
-#include "ddp/comm/hierarchical/host_meeting.h"
 #include "ddp/comm/hierarchical/rank_engine.h"
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/meeting/c10d_group_store.h"
@@ -344,12 +343,11 @@ absl::StatusOr<BackendPtr> MakeEngineBackend(const StorePtr& store,
                                              const EngineBackendOptions& options) {
   const HostLayout layout(options.hosts, options.rank);
   const bool one_host = layout.host_count() == 1;
-  const std::shared_ptr<GroupStore> keys = MakeGroupStore(store);
-  auto entry = one_host ? GroupEntry::Run(*keys, {.member = layout.member(),
-                                                  .size = layout.ranks(),
-                                                  .timeout = options.connect_timeout})
-                        : ShareMemory(*keys, *MakeGroupStore(Prefixed(HostPrefix(layout), store)),
-                                      layout, options.connect_timeout);
+  auto entry = GroupEntry::Run(*MakeGroupStore(store), {.member = layout.member(),
+                                                        .size = layout.local().size(),
+                                                        .first_rank = layout.local().begin,
+                                                        .ranks = layout.ranks(),
+                                                        .timeout = options.connect_timeout});
   if (!entry.ok()) return entry.status();
   auto group = std::make_shared<HostGroup>(*std::move(entry));
   BackendPtr gloo;
@@ -367,8 +365,8 @@ absl::StatusOr<BackendPtr> MakeEngineBackend(const StorePtr& store,
 }
 
 std::vector<std::string> EngineBackendKeys(int size, bool one_host) {
-  if (one_host) return GroupEntry::Keys();
-  std::vector<std::string> keys = ShareMemoryKeys(size);
+  std::vector<std::string> keys = GroupEntry::Keys(size);
+  if (one_host) return keys;
   for (const std::string& key : GlooKeys(size)) {
     keys.push_back(absl::StrCat(kGlooPrefix, "/", key));
   }

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/clock.h"
 #include "base/text_fields.h"
 #include "ddp/comm/meeting/store_meeting.h"
 
@@ -19,9 +18,6 @@ namespace {
 // The names of the meetings.
 constexpr char kIdentity[] = "identity";
 constexpr char kPlace[] = "place";
-constexpr char kShares[] = "shares";
-
-std::string PrefixOf(int first_rank) { return absl::StrCat("host/", first_rank); }
 
 // Returns an empty range for a text that is no range.
 RankRange ParseRange(const std::string& text) {
@@ -92,41 +88,8 @@ absl::StatusOr<std::vector<RankRange>> FindHosts(GroupStore& store, int rank, in
       "the ranks do not know, or do not agree, which of them stand on one host");
 }
 
-std::string HostPrefix(const HostLayout& layout) { return PrefixOf(layout.local().begin); }
-
-absl::StatusOr<GroupEntry::Result> ShareMemory(GroupStore& store, GroupStore& of_host,
-                                               const HostLayout& layout, absl::Duration timeout) {
-  const MonotonicClock clock;
-  const absl::Time deadline = clock.Now() + timeout;
-  auto entry = GroupEntry::Run(
-      of_host, {.member = layout.member(), .size = layout.local().size(), .timeout = timeout});
-  StoreMeeting meeting = MeetingOf(store, kShares, layout.rank(), layout.ranks());
-  if (!entry.ok()) {
-    const std::string verdict = meeting.Decide(
-        absl::StrCat("on the host of rank ", layout.local().begin, ": ", entry.status().message()));
-    return absl::IsDeadlineExceeded(entry.status()) ? entry.status()
-                                                    : absl::UnavailableError(verdict);
-  }
-  const MeetingEnd end = AttendMeeting(meeting, "", deadline - clock.Now());
-  if (end.verdict == StoreMeeting::kMet) return entry;
-  if (end.missing.empty()) return absl::UnavailableError(end.verdict);
-  const RankRange late = layout.hosts()[layout.HostOf(end.missing.front())];
-  return absl::DeadlineExceededError(
-      absl::StrCat("the ranks of the host of rank ", late.begin, " have not come"));
-}
-
 std::vector<std::string> ExchangeHostsKeys(int size) { return StoreMeeting::Keys(kIdentity, size); }
 
 std::vector<std::string> FindHostsKeys(int size) { return StoreMeeting::Keys(kPlace, size); }
-
-std::vector<std::string> ShareMemoryKeys(int size) {
-  std::vector<std::string> keys = StoreMeeting::Keys(kShares, size);
-  for (int rank = 0; rank < size; ++rank) {
-    for (const std::string& key : GroupEntry::Keys()) {
-      keys.push_back(absl::StrCat(PrefixOf(rank), "/", key));
-    }
-  }
-  return keys;
-}
 
 }  // namespace ddp::internal

@@ -1,5 +1,4 @@
-// How the ranks of a group find their hosts, and how the ranks of each host share memory. Free of
-// LibTorch.
+// How the ranks of a group find their hosts. Free of LibTorch.
 #ifndef DDP_COMM_HIERARCHICAL_HOST_MEETING_H_
 #define DDP_COMM_HIERARCHICAL_HOST_MEETING_H_
 
@@ -11,7 +10,6 @@
 #include "absl/time/time.h"
 #include "ddp/comm/hierarchical/host_layout.h"
 #include "ddp/comm/hierarchical/tree_partials.h"
-#include "ddp/comm/host_group/group_entry.h"
 #include "ddp/comm/meeting/group_store.h"
 
 namespace ddp::internal {
@@ -45,23 +43,10 @@ HostPlace HostPlaceOf(std::span<const std::string> identities, int rank);
 absl::StatusOr<std::vector<RankRange>> FindHosts(GroupStore& store, int rank, int size,
                                                  RankRange local, absl::Duration timeout);
 
-// Returns the prefix of the keys by which the ranks of this host meet.
-std::string HostPrefix(const HostLayout& layout);
-
-// Shares memory among the ranks of each host. All ranks of all hosts call this at the same time.
-// `of_host` is the part of `store` under HostPrefix().
-// - Blocks until the ranks of every host have met.
-// - kDeadlineExceeded: a rank has not come within `timeout`.
-// - Others: the ranks of some host cannot share memory. Then all ranks of all hosts fail.
-// - Throws what the stores throw.
-absl::StatusOr<GroupEntry::Result> ShareMemory(GroupStore& store, GroupStore& of_host,
-                                               const HostLayout& layout, absl::Duration timeout);
-
 // Return the keys that the functions above leave in the stores of a group of `size` ranks, for any
 // division of the ranks among hosts.
 std::vector<std::string> ExchangeHostsKeys(int size);
 std::vector<std::string> FindHostsKeys(int size);
-std::vector<std::string> ShareMemoryKeys(int size);
 
 }  // namespace ddp::internal
 

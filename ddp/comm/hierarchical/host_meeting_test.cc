@@ -1,11 +1,8 @@
 #include "ddp/comm/hierarchical/host_meeting.h"
 
-#include <set>
 #include <string>
 #include <vector>
 
-#include "absl/algorithm/container.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -90,47 +87,6 @@ TEST(HostMeetingTest, ARankThatDoesNotComeIsNamed) {
   EXPECT_THAT(std::string(found.status().message()), HasSubstr("rank 1 has not come"));
 }
 
-TEST(HostMeetingTest, TheRanksOfEachHostShareMemory) {
-  const std::vector<RankRange> hosts = {{0, 2}, {2, 3}, {3, 5}};
-  FakeGroupStore store;
-  std::vector<FakeGroupStore> of_hosts(hosts.size());
-  RunThreads(5, [&](int rank) {
-    const HostLayout layout(hosts, rank);
-    const auto entry = ShareMemory(store, of_hosts[layout.host()], layout, kTimeout);
-    ASSERT_TRUE(entry.ok()) << entry.status();
-    EXPECT_EQ(entry->member, layout.member());
-    EXPECT_EQ(entry->arenas.size(), layout.local().size());
-  });
-  EXPECT_THAT(store.Keys(), IsSubsetOf(ShareMemoryKeys(5)));
-}
-
-TEST(HostMeetingTest, HostsHavePrefixesOfTheirOwn) {
-  const std::vector<RankRange> hosts = {{0, 2}, {2, 4}};
-  std::set<std::string> prefixes;
-  for (int rank = 0; rank < 4; ++rank) prefixes.insert(HostPrefix(HostLayout(hosts, rank)));
-  EXPECT_EQ(prefixes.size(), 2);
-  for (const std::string& prefix : prefixes) {
-    EXPECT_TRUE(absl::c_any_of(ShareMemoryKeys(4), [&](const std::string& key) {
-      return absl::StartsWith(key, prefix + "/");
-    }));
-  }
-}
-
-// Rank 1 finds that it cannot share memory on its host.
-TEST(HostMeetingTest, AHostWithoutCommonMemoryFailsTheOtherHosts) {
-  FakeGroupStore store;
-  std::vector<FakeGroupStore> of_hosts(2);
-  of_hosts[1].Set("failed", "rank 1 of the host: no descriptors");
-  RunThreads(3, [&](int rank) {
-    if (rank == 2) return;  // of the host of rank 1
-    const HostLayout layout({{0, 1}, {1, 3}}, rank);
-    const auto entry = ShareMemory(store, of_hosts[layout.host()], layout, kTimeout);
-    EXPECT_EQ(entry.status().code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(entry.status().message(),
-              "on the host of rank 1: rank 1 of the host: no descriptors");
-  });
-}
-
 // A rank's commands do not grow with the ranks.
 TEST(HostMeetingTest, HostsAreFoundWithAFewCommandsForEachRank) {
   for (const int size : {2, 8, 64}) {
@@ -140,14 +96,6 @@ TEST(HostMeetingTest, HostsAreFoundWithAFewCommandsForEachRank) {
     });
     EXPECT_LE(store.Commands(), 5 * size + 1) << size;
   }
-}
-
-TEST(HostMeetingTest, AHostThatDoesNotComeIsNamed) {
-  FakeGroupStore store;
-  FakeGroupStore of_host;
-  const auto entry = ShareMemory(store, of_host, HostLayout({{0, 1}, {1, 2}}, 0), kShortTimeout);
-  EXPECT_EQ(entry.status().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(std::string(entry.status().message()), HasSubstr("the host of rank 1"));
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -14,197 +14,152 @@
 #include "base/status_macros.h"
 #include "base/text_fields.h"
 #include "ddp/comm/arena/arena.h"
-#include "ddp/comm/host_group/futex.h"
+#include "ddp/comm/host_group/process_file.h"
+#include "ddp/comm/meeting/store_meeting.h"
 
 namespace ddp::internal {
 namespace {
 
-constexpr char kDoor[] = "door";      // where the segment is, or why there is none
-constexpr char kFailed[] = "failed";  // the reason of a member that has no place in the segment
+// The names of the two meetings.
+constexpr char kMemory[] = "memory";
+constexpr char kMapped[] = "mapped";
 
-// All members have come at this point, so an answer takes milliseconds unless a process is stopped.
+// All ranks have come at the second meeting, so it takes milliseconds unless a process is stopped.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
-// A waiting member looks this often whether another one has died.
-constexpr absl::Duration kLookForDeath = absl::Milliseconds(20);
-// Member 0 looks this often whether a member has failed before it had a place.
-constexpr absl::Duration kLookForFailure = absl::Milliseconds(100);
+// A waiting member looks this often whether another one of its host has died.
+constexpr absl::Duration kLookForDeath = absl::Milliseconds(50);
 
-std::string DoorAt(const ProcessFile& file) {
-  return absl::StrCat("at ", file.pid_space, " ", file.inode, " ", file.pid, " ", file.fd);
+// Where a rank's memory is.
+struct MemoryOfRank {
+  ProcessFile segment;  // of member 0
+  ProcessFile arena;
+  uint64_t arena_bytes = 0;  // how much there is to map
+};
+
+std::string TextOf(const MemoryOfRank& memory) {
+  const ProcessFile& segment = memory.segment;
+  const ProcessFile& arena = memory.arena;
+  return absl::StrJoin({segment.pid_space, segment.inode, static_cast<uint64_t>(segment.pid),
+                        static_cast<uint64_t>(segment.fd), arena.inode,
+                        static_cast<uint64_t>(arena.fd), memory.arena_bytes},
+                       " ");
 }
-std::string DoorOf(const absl::Status& reason) { return absl::StrCat("no ", reason.message()); }
 
-// "at <where the segment is>", or "no <reason>"
-absl::StatusOr<ProcessFile> ParseDoor(const std::string& door) {
-  std::string word, reason;
-  if (ReadFields(door, ' ', word, reason) && word == "no") return absl::UnavailableError(reason);
-  ProcessFile file;
-  if (ReadFields(door, ' ', word, file.pid_space, file.inode, file.pid, file.fd) && word == "at") {
-    return file;
+absl::StatusOr<MemoryOfRank> ParseMemory(const std::string& text) {
+  MemoryOfRank memory;
+  ProcessFile& segment = memory.segment;
+  ProcessFile& arena = memory.arena;
+  if (!ReadFields(text, ' ', segment.pid_space, segment.inode, segment.pid, segment.fd, arena.inode,
+                  arena.fd, memory.arena_bytes)) {
+    return absl::DataLossError("another rank has another version of this library");
   }
-  return absl::DataLossError("rank 0 of the host has another version of this library");
+  arena.pid_space = segment.pid_space;
+  arena.pid = segment.pid;
+  return memory;
 }
 
 class Entry {
  public:
   Entry(GroupStore& store, const GroupEntry::Place& place)
-      : store_(store), place_(place), deadline_(MonotonicClock().Now() + place.timeout) {}
+      : store_(std::shared_ptr<GroupStore>(), &store),
+        place_(place),
+        membership_{.rank = place.first_rank + place.member,
+                    .size = std::max(place.ranks, place.size)} {}
 
-  absl::StatusOr<GroupEntry::Result> Lead();
-  absl::StatusOr<GroupEntry::Result> Follow();
+  absl::StatusOr<GroupEntry::Result> Run();
 
  private:
   MemberRow& row(int member) const { return result_.segment->row(member); }
-  absl::StatusOr<Segment> OpenSegment();
-  absl::Status Enter(Segment segment);
-  absl::Status MapArenas();
-  absl::Status AwaitAll(EntryStep step, absl::Time deadline);
-  absl::Status FindObstacle(const std::vector<int>& missing, absl::Time deadline);
-  absl::Status Decide(const absl::Status& status);
+  absl::Status Make(MemoryOfRank& memory);
+  absl::Status Map(const std::vector<std::string>& texts);
+  void SayWhereThisMemberRuns();
+  absl::Status AwaitAll(StoreMeeting& mapped);
+  absl::Status Refuse(StoreMeeting& meeting, const absl::Status& reason);
 
-  GroupStore& store_;
+  const std::shared_ptr<GroupStore> store_;
   const GroupEntry::Place place_;
-  const absl::Time deadline_;
-  absl::Time look_ = absl::InfinitePast();  // for a failure in the store
+  const Membership membership_;
   GroupEntry::Result result_{.member = place_.member, .segment = {}, .arenas = {}, .thread = {}};
 };
 
-// Ends the entry for all members. The first verdict stays. Returns the one that holds.
-absl::Status Entry::Decide(const absl::Status& status) {
-  std::atomic<uint32_t>& verdict = result_.segment->header().verdict;
-  auto mine = static_cast<uint32_t>(EntryVerdict::kEntered);
-  if (!status.ok()) {
-    EntryRow& refusal = row(place_.member).entry;
-    refusal.refusal = static_cast<uint8_t>(status.code());
-    status.message().copy(refusal.reason, sizeof refusal.reason - 1);
-    mine = static_cast<uint32_t>(EntryVerdict::kRefused) | static_cast<uint32_t>(place_.member)
-                                                               << 8;
+absl::StatusOr<GroupEntry::Result> Entry::Run() {
+  StoreMeeting first(store_, kMemory, membership_);
+  MemoryOfRank memory;
+  if (const absl::Status made = Make(memory); !made.ok()) return Refuse(first, made);
+  const MeetingEnd end = AttendMeeting(first, TextOf(memory), place_.timeout);
+  if (!end.missing.empty()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(end.missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(end.missing, ", "),
+                     end.missing.size() == 1 ? " has" : " have", " not come in time"));
   }
-  uint32_t none = 0;
-  verdict.compare_exchange_strong(none, mine, std::memory_order_seq_cst);
-  result_.segment->RingAll();
-  const uint32_t holds = verdict.load(std::memory_order_seq_cst);
-  if ((holds & 0xff) == static_cast<uint32_t>(EntryVerdict::kEntered)) return absl::OkStatus();
-  const EntryRow& refusal = row(static_cast<int>(holds >> 8) % place_.size).entry;
-  const size_t length = ::strnlen(refusal.reason, sizeof refusal.reason);
-  return {static_cast<absl::StatusCode>(refusal.refusal), {refusal.reason, length}};
+  if (end.verdict != StoreMeeting::kMet) return absl::UnavailableError(end.verdict);
+  StoreMeeting mapped(store_, kMapped, membership_);
+  if (const absl::Status status = Map(first.Values()); !status.ok()) return Refuse(mapped, status);
+  DDP_RETURN_IF_ERROR(AwaitAll(mapped));
+  return std::move(result_);
 }
 
-// Returns the reason for which the `missing` members need not be waited for; OK: there is none yet.
-absl::Status Entry::FindObstacle(const std::vector<int>& missing, absl::Time deadline) {
-  for (int member = 0; member < place_.size; ++member) {
-    const bool left = row(member).state.load(std::memory_order_acquire) ==
-                      static_cast<uint32_t>(MemberState::kLeft);
-    if (left || result_.segment->has_died(member)) {
-      return absl::UnavailableError(absl::StrCat("rank ", member, " of the host has ended"));
-    }
-  }
-  const absl::Time now = MonotonicClock().Now();
-  if (now >= deadline) {
-    const bool one = missing.size() == 1;
-    return absl::DeadlineExceededError(absl::StrCat(one ? "rank " : "ranks ",
-                                                    absl::StrJoin(missing, ", "), " of the host ",
-                                                    one ? "has" : "have", " not come in time"));
-  }
-  if (place_.member != 0 || now < look_) return absl::OkStatus();
-  look_ = now + kLookForFailure;
-  return store_.Has({kFailed}) ? absl::UnavailableError(store_.Get(kFailed)) : absl::OkStatus();
+// Ends a meeting for all ranks, because this one cannot go on. The first reason stays.
+absl::Status Entry::Refuse(StoreMeeting& meeting, const absl::Status& reason) {
+  return absl::UnavailableError(
+      meeting.Decide(absl::StrCat("rank ", membership_.rank, ": ", reason.message())));
 }
 
-// Takes `step`, and blocks until all members have, or one of them has ended the entry.
-absl::Status Entry::AwaitAll(EntryStep step, absl::Time deadline) {
-  MemberRow& own = row(place_.member);
-  own.entry.step.store(static_cast<uint32_t>(step), std::memory_order_seq_cst);
-  result_.segment->RingAll();
-  while (true) {
-    const uint32_t bell = own.bell.load(std::memory_order_seq_cst);
-    if (result_.segment->header().verdict.load(std::memory_order_seq_cst) != 0) return Decide({});
-    std::vector<int> missing;
-    for (int member = 0; member < place_.size; ++member) {
-      if (row(member).entry.step.load(std::memory_order_acquire) < static_cast<uint32_t>(step)) {
-        missing.push_back(member);
-      }
-    }
-    if (missing.empty()) return absl::OkStatus();
-    const absl::Status obstacle = FindObstacle(missing, deadline);
-    if (!obstacle.ok()) return Decide(obstacle);
-    const absl::Duration left = deadline - MonotonicClock().Now();
-    FutexWait(own.bell, bell, std::min(kLookForDeath, left));
-  }
-}
-
-absl::Status Entry::MapArenas() {
-  for (int member = 0; member < place_.size; ++member) {
-    const EntryRow& peer = row(member).entry;
-    absl::StatusOr<UniqueFd> file = peer.arena.Open();
-    DDP_RETURN_IF_ERROR(file.status());
-    DDP_ASSIGN_OR_RETURN(auto arena, PeerArena::Map(*std::move(file), peer.arena_bytes));
-    result_.arenas.push_back(std::move(arena));
-  }
+absl::Status Entry::Make(MemoryOfRank& memory) {
+  const Arena& arena = Arena::OfProcess(place_.size);
+  DDP_RETURN_IF_ERROR(arena.status());
+  memory.arena = ProcessFile::Of(arena.fd());
+  memory.arena_bytes = arena.reservation();
+  memory.segment = memory.arena;
+  if (place_.member != 0) return absl::OkStatus();
+  DDP_ASSIGN_OR_RETURN(Segment segment, Segment::Make(place_.size));
+  memory.segment = ProcessFile::Of(segment.fd());
+  result_.segment = std::make_shared<const Segment>(std::move(segment));
   return absl::OkStatus();
 }
 
-// Takes this member's place, and meets the others there.
-absl::Status Entry::Enter(Segment segment) {
-  result_.segment = std::make_shared<const Segment>(std::move(segment));
+// Maps the memory of the members of this host, and takes this member's place. `texts`: by rank.
+absl::Status Entry::Map(const std::vector<std::string>& texts) {
+  for (int member = 0; member < place_.size; ++member) {
+    DDP_ASSIGN_OR_RETURN(const MemoryOfRank memory, ParseMemory(texts[place_.first_rank + member]));
+    if (member == 0 && place_.member != 0) {
+      DDP_ASSIGN_OR_RETURN(UniqueFd file, memory.segment.Open());
+      DDP_ASSIGN_OR_RETURN(Segment segment, Segment::Map(std::move(file), place_.size));
+      result_.segment = std::make_shared<const Segment>(std::move(segment));
+    }
+    DDP_ASSIGN_OR_RETURN(UniqueFd file, memory.arena.Open());
+    DDP_ASSIGN_OR_RETURN(auto arena, PeerArena::Map(std::move(file), memory.arena_bytes));
+    result_.arenas.push_back(std::move(arena));
+  }
   DDP_ASSIGN_OR_RETURN(result_.thread, MemberThread::Start(result_.segment, place_.member));
   result_.segment->Prefault(place_.member);
+  SayWhereThisMemberRuns();
+  return absl::OkStatus();
+}
+
+void Entry::SayWhereThisMemberRuns() {
   MemberRow& own = row(place_.member);
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-    for (size_t core = 0; core < kMaxCores; ++core) {
-      if (CPU_ISSET(core, &allowed)) own.cores[core / 64] |= uint64_t{1} << (core % 64);
+  CPU_ZERO(&own.cores);
+  if (::sched_getaffinity(0, sizeof own.cores, &own.cores) != 0) return;
+  own.numa_node = NumaNodeOf(own.cores);
+}
+
+// Blocks until all ranks have mapped their memory, or one of them has ended the meeting.
+absl::Status Entry::AwaitAll(StoreMeeting& mapped) {
+  const MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + std::min(kAnswerTimeout, place_.timeout);
+  mapped.Arrive("");
+  std::optional<std::string> verdict;
+  while (!(verdict = mapped.AwaitVerdict(kLookForDeath)).has_value()) {
+    std::string obstacle;
+    if (clock.Now() >= deadline) obstacle = "a rank has not mapped the memory of its host in time";
+    for (int member = 0; member < place_.size; ++member) {
+      if (!result_.segment->has_died(member)) continue;
+      obstacle = absl::StrCat("rank ", place_.first_rank + member, " has ended");
     }
-    own.numa_node = NumaNodeOf(allowed);
+    if (!obstacle.empty()) (void)mapped.Decide(obstacle);
   }
-  const auto of_this_rank = [&](const absl::Status& status) {
-    return absl::Status(status.code(),
-                        absl::StrCat("rank ", place_.member, " of the host: ", status.message()));
-  };
-  const Arena& arena = Arena::OfProcess(place_.size);
-  if (!arena.status().ok()) return Decide(of_this_rank(arena.status()));
-  own.entry.arena = ProcessFile::Of(arena.fd());
-  own.entry.arena_bytes = arena.reservation();
-  DDP_RETURN_IF_ERROR(AwaitAll(EntryStep::kCame, deadline_));
-  if (const absl::Status mapped = MapArenas(); !mapped.ok()) return Decide(of_this_rank(mapped));
-  DDP_RETURN_IF_ERROR(AwaitAll(EntryStep::kMapped, MonotonicClock().Now() + kAnswerTimeout));
-  return Decide({});
-}
-
-absl::StatusOr<GroupEntry::Result> Entry::Lead() {
-  auto segment = Segment::Make(place_.size);
-  absl::Status status = segment.status();
-  if (status.ok()) {
-    store_.Set(kDoor, DoorAt(ProcessFile::Of(segment->fd())));
-    status = Enter(*std::move(segment));
-  }
-  if (status.ok()) return std::move(result_);
-  store_.Set(kDoor, DoorOf(status));  // for members that come later
-  return status;
-}
-
-absl::StatusOr<Segment> Entry::OpenSegment() {
-  if (!store_.Wait(kDoor, place_.timeout)) {
-    return absl::DeadlineExceededError("rank 0 of the host has not come in time");
-  }
-  DDP_ASSIGN_OR_RETURN(const ProcessFile file, ParseDoor(store_.Get(kDoor)));
-  absl::StatusOr<UniqueFd> fd = file.Open();
-  if (fd.ok()) return Segment::Map(*std::move(fd), place_.size);
-  // Member 0 may have failed meanwhile, and says why.
-  DDP_RETURN_IF_ERROR(ParseDoor(store_.Get(kDoor)).status());
-  return fd.status();
-}
-
-absl::StatusOr<GroupEntry::Result> Entry::Follow() {
-  absl::StatusOr<Segment> segment = OpenSegment();
-  const absl::Status status = segment.ok() ? Enter(*std::move(segment)) : segment.status();
-  if (status.ok()) return std::move(result_);
-  // A member without a place tells member 0 through the store.
-  if (result_.thread == nullptr) {
-    store_.Set(kFailed, absl::StrCat("rank ", place_.member, " of the host: ", status.message()));
-  }
-  return status;
+  return *verdict == StoreMeeting::kMet ? absl::OkStatus() : absl::UnavailableError(*verdict);
 }
 
 }  // namespace
@@ -214,10 +169,13 @@ absl::StatusOr<GroupEntry::Result> GroupEntry::Run(GroupStore& store, const Plac
     return absl::InvalidArgumentError(
         absl::StrCat("there is no rank ", place.member, " of the host among ", place.size));
   }
-  Entry entry(store, place);
-  return place.member == 0 ? entry.Lead() : entry.Follow();
+  return Entry(store, place).Run();
 }
 
-std::vector<std::string> GroupEntry::Keys() { return {kDoor, kFailed}; }
+std::vector<std::string> GroupEntry::Keys(int ranks) {
+  std::vector<std::string> keys = StoreMeeting::Keys(kMemory, ranks);
+  for (std::string& key : StoreMeeting::Keys(kMapped, ranks)) keys.push_back(std::move(key));
+  return keys;
+}
 
 }  // namespace ddp::internal

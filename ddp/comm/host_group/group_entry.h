@@ -17,19 +17,19 @@ namespace ddp::internal {
 // Brings the members of a HostGroup together: every member maps the segment, which member 0 makes,
 // and the arenas of all members.
 //
-// Member 0 says in the store where its segment is (see ProcessFile). Everything else goes through
-// the segment: each member takes its place there, says where its arena is, waits until all have
-// come, maps their arenas, and waits until all have done so. So a member that dies is noticed as in
-// a group that has come together: by the kernel, at once. A process of another user, or of another
-// PID namespace, can map nothing.
-//
-// All members succeed, or all fail: one word in the segment has the verdict, and the first stays.
+// The ranks of all hosts meet twice in the store. At the first meeting each says where its memory
+// is (see ProcessFile). Then each takes its place in the segment of its host, and maps the memory.
+// At the second one each says that it has done so. A rank that cannot ends the meeting with its
+// reason. So all ranks of all hosts succeed, or all fail with the same reason. A process of another
+// user, or of another PID namespace, can map nothing.
 class GroupEntry {
  public:
   struct Place {
-    int member = 0;
-    int size = 1;
-    absl::Duration timeout = absl::Minutes(30);  // for the last member to come
+    int member = 0;                              // among the ranks of this host
+    int size = 1;                                // of this host: how many ranks it has
+    int first_rank = 0;                          // of this host
+    int ranks = 0;                               // of all hosts; 0: there is one host
+    absl::Duration timeout = absl::Minutes(30);  // for the last rank to come
   };
   struct Result {
     int member = 0;
@@ -38,13 +38,13 @@ class GroupEntry {
     std::unique_ptr<MemberThread> thread;                  // holds this member's place
   };
 
-  // Blocks until all members have come. Throws what the store throws. Errors: kDeadlineExceeded: a
-  // member has not come; the message names it. Others: the members cannot share memory; the message
-  // gives the reason.
+  // Blocks until all ranks have come. Throws what the store throws. Errors: kDeadlineExceeded: a
+  // rank has not come; the message names it. kUnavailable: the ranks of some host cannot share
+  // memory; the message gives the reason.
   static absl::StatusOr<Result> Run(GroupStore& store, const Place& place);
 
-  // The keys that Run() may leave in the store.
-  static std::vector<std::string> Keys();
+  // The keys that Run() may leave in the store of `ranks` ranks.
+  static std::vector<std::string> Keys(int ranks);
 };
 
 }  // namespace ddp::internal

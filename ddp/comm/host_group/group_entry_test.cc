@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
@@ -29,6 +30,7 @@
 #include "ddp/comm/host_group/member_thread.h"
 #include "ddp/comm/host_group/process_file.h"
 #include "ddp/comm/host_group/segment.h"
+#include "ddp/comm/meeting/store_meeting.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/backend/test_threads.h"
@@ -68,56 +70,38 @@ Results Enter(FakeGroupStore& store, int coming, int size,
   return Enter(store, std::vector<absl::Duration>(coming, kTimeout), size, conduct);
 }
 
-// A process of the host that is not GroupEntry. It reaches the segment as a member does.
+// A rank that is not GroupEntry. It meets the others as a rank does, and reaches their segment.
 class Visitor {
  public:
-  Visitor(FakeGroupStore& store, int size) : segment_(Open(store, size)) {}
+  Visitor(FakeGroupStore& store, int rank, int ranks) : store_(store), rank_(rank), ranks_(ranks) {}
 
-  // Returns a description of where member 0's segment is, with its numbers.
-  static ProcessFile DoorOf(FakeGroupStore& store) {
-    EXPECT_TRUE(store.Wait("door", kTimeout));
-    const std::vector<std::string> words = absl::StrSplit(store.Get("door"), ' ');
+  // Says where its memory is: where rank 0's is, apart from the words that `change` changes.
+  void Come(const std::function<void(std::vector<std::string>& words)>& change = nullptr) {
+    EXPECT_TRUE(store_.Wait("memory/0", kTimeout));
+    std::vector<std::string> words = absl::StrSplit(store_.Get("memory/0"), ' ');
+    ASSERT_EQ(words.size(), 7);
+    if (change) change(words);
+    store_.Set(absl::StrCat("memory/", rank_), absl::StrJoin(words, " "));
+    if (store_.Add("memory/count", 1) == ranks_) store_.Set("memory/verdict", StoreMeeting::kMet);
+  }
+
+  // Takes the place of its rank with a thread that ends without a word, as those of a killed
+  // process do.
+  void TakeItsPlaceAndDie() const {
+    const std::vector<std::string> words = absl::StrSplit(store_.Get("memory/0"), ' ');
     ProcessFile file;
-    EXPECT_TRUE(words.size() == 5 && absl::SimpleAtoi(words[1], &file.pid_space) &&
-                absl::SimpleAtoi(words[2], &file.inode) && absl::SimpleAtoi(words[3], &file.pid) &&
-                absl::SimpleAtoi(words[4], &file.fd));
-    return file;
+    ASSERT_TRUE(absl::SimpleAtoi(words[0], &file.pid_space) &&
+                absl::SimpleAtoi(words[1], &file.inode) && absl::SimpleAtoi(words[2], &file.pid) &&
+                absl::SimpleAtoi(words[3], &file.fd));
+    const auto segment = Segment::Map(file.Open().value(), ranks_);
+    ASSERT_TRUE(segment.ok()) << segment.status();
+    std::thread([&] { ASSERT_EQ(::pthread_mutex_lock(&segment->row(rank_).life), 0); }).join();
   }
-
-  // Takes the place of `member`, with the arena `file`.
-  void Come(int member, int file = Arena::OfProcess().fd()) {
-    auto thread = MemberThread::Start(segment_, member);
-    ASSERT_TRUE(thread.ok()) << thread.status();
-    thread_ = *std::move(thread);
-    Show(member, file);
-  }
-
-  // The same with a thread that ends without a word, as those of a killed process do.
-  void ComeAndDie(int member) {
-    std::thread([&] {
-      ASSERT_EQ(::pthread_mutex_lock(&segment_->row(member).life), 0);
-      Show(member, Arena::OfProcess().fd());
-    }).join();
-  }
-
-  void Leave() { thread_.reset(); }
 
  private:
-  static std::shared_ptr<const Segment> Open(FakeGroupStore& store, int size) {
-    auto segment = Segment::Map(DoorOf(store).Open().value(), size);
-    return std::make_shared<const Segment>(std::move(segment).value());
-  }
-
-  void Show(int member, int file) {
-    EntryRow& entry = segment_->row(member).entry;
-    entry.arena = ProcessFile::Of(file);
-    entry.arena_bytes = Arena::OfProcess().reservation();
-    entry.step = static_cast<uint32_t>(EntryStep::kCame);
-    segment_->RingAll();
-  }
-
-  std::shared_ptr<const Segment> segment_;
-  std::unique_ptr<MemberThread> thread_;
+  FakeGroupStore& store_;
+  const int rank_;
+  const int ranks_;
 };
 
 void ExpectAllFailWith(const Results& results, const std::string& text) {
@@ -163,7 +147,7 @@ TEST_F(GroupEntryTest, TheMembersShareTheSegmentAndTheArenas) {
         EXPECT_EQ(*peer->At(block - arena.base(), 1), std::byte{42});
       }
     }
-    for (const std::string& key : GroupEntry::Keys()) store.Delete(key);
+    for (const std::string& key : GroupEntry::Keys(size)) store.Delete(key);
     EXPECT_TRUE(store.Keys().empty());
   }
   arena.Free(block);
@@ -172,13 +156,13 @@ TEST_F(GroupEntryTest, TheMembersShareTheSegmentAndTheArenas) {
 TEST_F(GroupEntryTest, AMemberThatNeverComesIsNamedByAll) {
   const Results results = Enter(store_, {absl::Milliseconds(100), absl::Milliseconds(100)}, 3);
   EXPECT_TRUE(absl::IsDeadlineExceeded(results[0].status())) << results[0].status();
-  EXPECT_THAT(results[0].status().message(), HasSubstr("rank 2 of the host has not come"));
+  EXPECT_THAT(results[0].status().message(), HasSubstr("rank 2 has not come in time"));
   EXPECT_EQ(results[1].status(), results[0].status());  // its own time ends at the same moment
 }
 
 TEST_F(GroupEntryTest, TheOthersLearnWhoIsMissing) {
   const Results results = Enter(store_, {absl::Milliseconds(100), kTimeout}, 4);
-  ExpectAllFailWith(results, "ranks 2, 3 of the host have not come");
+  ExpectAllFailWith(results, "ranks 2, 3 have not come in time");
   EXPECT_TRUE(absl::IsDeadlineExceeded(results[1].status()));
 }
 
@@ -189,32 +173,70 @@ TEST_F(GroupEntryTest, Member0NeverComes) {
   EXPECT_THAT(result.status().message(), HasSubstr("rank 0"));
 }
 
-TEST_F(GroupEntryTest, Member0CannotBegin) {
-  store_.Set("door", "no memory for the segment");
-  const auto result = GroupEntry::Run(store_, {.member = 1, .size = 2, .timeout = kTimeout});
-  EXPECT_THAT(result.status().message(), HasSubstr("memory for the segment"));
+TEST_F(GroupEntryTest, ARankThatCannotGoOnFailsAll) {
+  store_.Set("memory/verdict", "rank 2: no descriptors");
+  ExpectAllFailWith(Enter(store_, 2, 3), "rank 2: no descriptors");
 }
 
-// A process of another user cannot open the memory of member 0, for example.
-TEST_F(GroupEntryTest, AMemberThatCannotReachMember0SaysSo) {
-  FakeGroupStore other;
-  other.Set("door", "at 1 2 3 4");
-  const auto lost = GroupEntry::Run(other, {.member = 1, .size = 2, .timeout = kTimeout});
-  EXPECT_THAT(lost.status().message(), HasSubstr("different PID namespaces"));
-  store_.Set("failed", other.Get("failed"));
-  const auto result = GroupEntry::Run(store_, {.member = 0, .size = 2, .timeout = kTimeout});
-  EXPECT_THAT(result.status().message(),
-              HasSubstr("rank 1 of the host: the processes are in different PID namespaces"));
+TEST_F(GroupEntryTest, ARankInAnotherPidNamespaceFailsAll) {
+  const Results results =
+      Enter(store_, 2, 3, [&] { Visitor(store_, 2, 3).Come([](auto& words) { words[0] = "1"; }); });
+  ExpectAllFailWith(results, "the processes are in different PID namespaces");
 }
 
 TEST_F(GroupEntryTest, AMemberWithoutAnArenaFailsAll) {
-  Results results = Enter(store_, 2, 3, [&] {
-    UniqueFd not_an_arena(::memfd_create("test", MFD_CLOEXEC));
-    Visitor visitor(store_, 3);
-    visitor.Come(2, not_an_arena.get());
-    while (store_.Get("door").rfind("no ", 0) != 0) ::sched_yield();
+  const UniqueFd not_an_arena(::memfd_create("test", MFD_CLOEXEC));
+  const ProcessFile file = ProcessFile::Of(not_an_arena.get());
+  const Results results = Enter(store_, 2, 3, [&] {
+    Visitor(store_, 2, 3).Come([&](auto& words) {
+      words[4] = absl::StrCat(file.inode);
+      words[5] = absl::StrCat(file.fd);
+    });
   });
   ExpectAllFailWith(results, "is not of an arena");
+}
+
+// The ranks of a host that can share memory fail as well, and say whose fault it is.
+TEST_F(GroupEntryTest, AHostWithoutCommonMemoryFailsTheOtherHosts) {
+  RunThreads(
+      2,
+      [&](int rank) {
+        const auto result = GroupEntry::Run(store_, {.member = 0,
+                                                     .size = rank == 0 ? 1 : 2,
+                                                     .first_rank = rank,
+                                                     .ranks = 3,
+                                                     .timeout = kTimeout});
+        EXPECT_THAT(result.status().message(), HasSubstr("rank 1: the processes are in different"));
+      },
+      [&] { Visitor(store_, 2, 3).Come([](auto& words) { words[0] = "1"; }); });
+}
+
+TEST_F(GroupEntryTest, EachHostHasASegmentOfItsOwn) {
+  std::vector<std::shared_ptr<const Segment>> segments(5);
+  RunThreads(5, [&](int rank) {
+    const bool first = rank < 3;
+    const auto result = GroupEntry::Run(store_, {.member = first ? rank : rank - 3,
+                                                 .size = first ? 3 : 2,
+                                                 .first_rank = first ? 0 : 3,
+                                                 .ranks = 5,
+                                                 .timeout = kTimeout});
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->arenas.size(), first ? 3 : 2);
+    segments[rank] = result->segment;
+    result->segment->row(result->member).signals = 1;
+  });
+  EXPECT_EQ(segments[0]->row(2).signals, 1);
+  EXPECT_EQ(segments[4]->size(), 2);
+  EXPECT_EQ(segments[4]->row(0).signals, 1);
+}
+
+// A rank's commands do not grow with the ranks.
+TEST_F(GroupEntryTest, ARankNeedsAFewCommands) {
+  for (const int size : {2, 8}) {
+    FakeGroupStore store;
+    ExpectAllShareMemory(Enter(store, size, size));
+    EXPECT_LE(store.Commands(), 10 * size + 2) << size;
+  }
 }
 
 TEST_F(GroupEntryTest, AMemberThatClosesItsMemoryFailsAll) {
@@ -231,28 +253,22 @@ TEST_F(GroupEntryTest, AMemberThatClosesItsMemoryFailsAll) {
   EXPECT_THAT(reused.Open().status().message(), HasSubstr("has closed its memory"));
 }
 
-// The kernel says so at once: nobody waits for rank 3.
+// The kernel says so at once.
 TEST_F(GroupEntryTest, AMemberThatDiesFailsAll) {
   const absl::Time start = MonotonicClock().Now();
-  Results results = Enter(store_, 2, 4, [&] { Visitor(store_, 4).ComeAndDie(2); });
-  ExpectAllFailWith(results, "rank 2 of the host has ended");
-  EXPECT_LT(MonotonicClock().Now() - start, kTimeout / 2);
-}
-
-TEST_F(GroupEntryTest, AMemberThatDiesBeforeItHasMappedFailsAll) {
-  const absl::Time start = MonotonicClock().Now();
-  Results results = Enter(store_, 2, 3, [&] { Visitor(store_, 3).ComeAndDie(2); });
-  ExpectAllFailWith(results, "rank 2 of the host has ended");
-  EXPECT_LT(MonotonicClock().Now() - start, kTimeout / 2);
-}
-
-TEST_F(GroupEntryTest, AMemberThatLeavesFailsAll) {
-  Results results = Enter(store_, 2, 4, [&] {
-    Visitor visitor(store_, 4);
-    visitor.Come(2);
-    visitor.Leave();
+  const Results results = Enter(store_, 2, 3, [&] {
+    Visitor visitor(store_, 2, 3);
+    visitor.Come();
+    visitor.TakeItsPlaceAndDie();
   });
-  ExpectAllFailWith(results, "rank 2 of the host has ended");
+  ExpectAllFailWith(results, "rank 2 has ended");
+  EXPECT_LT(MonotonicClock().Now() - start, kTimeout / 4);
+}
+
+TEST_F(GroupEntryTest, AMemberThatDoesNotAnswerFailsAll) {
+  const std::vector<absl::Duration> timeouts(2, absl::Milliseconds(300));
+  const Results results = Enter(store_, timeouts, 3, [&] { Visitor(store_, 2, 3).Come(); });
+  ExpectAllFailWith(results, "a rank has not mapped the memory of its host in time");
 }
 
 // The segment and the arena are closed to processes of other users, by the kernel.
@@ -270,15 +286,12 @@ TEST_F(GroupEntryTest, AnotherUserCanMapNothing) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-TEST_F(GroupEntryTest, TwoProcessesThatAreOneRankFailAll) {
-  Results results = Enter(store_, 1, 3, [&] {
-    Visitor visitor(store_, 3);
-    visitor.Come(2);
-    const auto second = GroupEntry::Run(store_, {.member = 2, .size = 3, .timeout = kTimeout});
-    EXPECT_THAT(second.status().message(), HasSubstr("two processes are rank 2"));
-    while (store_.Get("door").rfind("no ", 0) != 0) ::sched_yield();
-  });
-  ExpectAllFailWith(results, "two processes are rank 2");
+TEST_F(GroupEntryTest, APlaceHasOneProcess) {
+  const auto segment = std::make_shared<const Segment>(Segment::Make(3).value());
+  const auto first = MemberThread::Start(segment, 2);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_THAT(MemberThread::Start(segment, 2).status().message(),
+              HasSubstr("two processes are rank 2"));
 }
 
 TEST_F(GroupEntryTest, ARankThatTheHostHasNotIsRefused) {
@@ -288,18 +301,11 @@ TEST_F(GroupEntryTest, ARankThatTheHostHasNotIsRefused) {
   }
 }
 
-TEST_F(GroupEntryTest, AGroupOfAnotherSizeFailsAll) {
-  Results results = Enter(store_, 1, 3, [&] {
-    const auto other = GroupEntry::Run(store_, {.member = 1, .size = 2, .timeout = kTimeout});
-    EXPECT_THAT(other.status().message(), HasSubstr("is not that of a group"));
-  });
-  ExpectAllFailWith(results, "rank 1 of the host: the memory");
-}
-
 TEST_F(GroupEntryTest, AnotherVersionFailsAll) {
-  store_.Set("door", "at ddp-0123 4567");  // as versions with a socket said it
-  const auto result = GroupEntry::Run(store_, {.member = 1, .size = 2, .timeout = kTimeout});
-  EXPECT_THAT(result.status().message(), HasSubstr("another version"));
+  const Results results = Enter(store_, 2, 3, [&] {
+    Visitor(store_, 2, 3).Come([](auto& words) { words = {"at", "1"}; });
+  });
+  ExpectAllFailWith(results, "another version");
 }
 
 TEST_F(GroupEntryTest, ALostStoreIsThrown) {

@@ -182,13 +182,12 @@ bool HostGroup::Sleep(const std::function<bool()>& done, const std::function<boo
 
 // Decides how long to spin, from the cores of all members.
 void HostGroup::MeasureCores() {
-  int cores = 0;
-  for (size_t word = 0; word < kMaxCores / 64; ++word) {
-    uint64_t all = 0;
-    for (int member = 0; member < size_; ++member) all |= segment_->row(member).cores[word];
-    cores += __builtin_popcountll(all);
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (int member = 0; member < size_; ++member) {
+    CPU_OR(&cores, &cores, &segment_->row(member).cores);
   }
-  const double usable = std::min(static_cast<double>(cores), CpuQuota());
+  const double usable = std::min(static_cast<double>(CPU_COUNT(&cores)), CpuQuota());
   spins_.store(usable >= size_ ? kLongSpin : kShortSpin, std::memory_order_relaxed);
   cores_to_spare_.store(usable >= size_ + 1, std::memory_order_relaxed);
 }

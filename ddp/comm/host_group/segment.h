@@ -2,6 +2,7 @@
 #define DDP_COMM_HOST_GROUP_SEGMENT_H_
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
 #include <cstddef>
@@ -9,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "ddp/comm/host_group/process_file.h"
 
 namespace ddp::internal {
 
@@ -28,7 +28,6 @@ namespace ddp::internal {
 inline constexpr int kMaxMembers = 256;
 inline constexpr size_t kStagingBytes = size_t{256} << 10;  // one half
 inline constexpr size_t kMailboxBytes = size_t{64} << 10;   // with its MailboxHeader
-inline constexpr size_t kMaxCores = 1024;
 
 // The end of a group, as one word: 0 while the group lives. The first end is final.
 enum class GroupEnd : uint32_t {
@@ -40,31 +39,9 @@ enum class GroupEnd : uint32_t {
 struct SegmentHeader {
   uint64_t magic = 0;
   uint32_t size = 0;
-  std::atomic<uint32_t> end;      // GroupEnd in the low byte, the member above it
-  std::atomic<uint32_t> verdict;  // EntryVerdict in the low byte, the member above it
+  std::atomic<uint32_t> end;  // GroupEnd in the low byte, the member above it
   // The signals without a header that all members together have given. See CollectiveEngine.
   alignas(64) std::atomic<uint64_t> arrivals;
-};
-
-// How the entry of the members ended, for all of them: see GroupEntry. The first verdict is final.
-enum class EntryVerdict : uint32_t {
-  kNone = 0,
-  kEntered = 1,
-  kRefused = 2,  // the reason is in the member's row
-};
-
-// A member's part of the entry.
-enum class EntryStep : uint32_t {
-  kNone = 0,
-  kCame = 1,    // its arena is in its row
-  kMapped = 2,  // it has mapped the arenas of all members
-};
-struct EntryRow {
-  std::atomic<uint32_t> step;  // EntryStep
-  ProcessFile arena;
-  uint64_t arena_bytes = 0;  // how much there is to map
-  uint8_t refusal = 0;       // an absl::StatusCode, with `reason`
-  char reason[255] = {};
 };
 
 // Where all data of a member are at the start of a collective.
@@ -106,9 +83,8 @@ struct MemberRow {
   // thread ends. See HostGroup.
   alignas(64) pthread_mutex_t life;
   alignas(64) std::atomic<uint32_t> state;  // MemberState
-  EntryRow entry;
-  uint64_t cores[kMaxCores / 64] = {};  // on which the member may run, a bit for each
-  int32_t numa_node = -1;               // of these cores; -1: they have several
+  cpu_set_t cores;                          // on which the member may run
+  int32_t numa_node = -1;                   // of these cores; -1: they have several
   // The number of signals that this member has given. See CollectiveEngine.
   alignas(64) std::atomic<uint64_t> signals;
   // Rung, and woken, by a member that changes what sleeping threads of this member may wait for.
