@@ -464,6 +464,7 @@ TEST_P(BackendPeersTest, AnAbortEndsTheOperations) {
   if (claims().abort == Claims::Abort::kNone) GTEST_SKIP() << kind().name << " cannot be aborted";
   const bool alone = claims().abort == Claims::Abort::kOwnRank;
   std::latch started(size() - 1);
+  std::latch aborted(1);
   TestGroup group(kind(), size());
   group.Run([&](TestRank& self) {
     const bool missing = self.rank == self.size - 1;
@@ -474,7 +475,9 @@ TEST_P(BackendPeersTest, AnAbortEndsTheOperations) {
     }
     started.wait();
     if (self.rank == 0 || alone) self.Abort();
+    if (self.rank == 0) aborted.count_down();
     if (missing && alone) return;  // has nothing to end
+    aborted.wait();                // otherwise the missing rank could complete the operation
     const std::string error = ErrorOf([&] {
       if (missing) work = self.StartSum(at::ones({100000}));
       Await(work);
