@@ -47,7 +47,7 @@ struct Rank {
     auto entry = GroupEntry::Run(meeting.store,
                                  {.member = member, .size = size, .timeout = absl::Minutes(1)});
     EXPECT_TRUE(entry.ok()) << entry.status();
-    group = std::make_shared<HostGroup>(*std::move(entry));
+    group = *std::move(entry);
     Arena& arena = Arena::OfProcess();
     auto added = arena.AddDemand({.gradient_bytes = {Arena::kSmallestBlock, kBytes}});
     EXPECT_TRUE(added.ok()) << added.status();

@@ -35,8 +35,8 @@ float Value(int member, size_t i, uint32_t operation) {
 // One member of one group.
 class Member {
  public:
-  Member(GroupEntry::Result entry, float* block)
-      : group_(std::make_unique<HostGroup>(std::move(entry))),
+  Member(std::shared_ptr<HostGroup> group, float* block)
+      : group_(std::move(group)),
         engine_(std::make_unique<CollectiveEngine>(group_.get())),
         block_(block) {}
 
@@ -166,7 +166,7 @@ class Member {
     return receiving;
   }
 
-  const std::unique_ptr<HostGroup> group_;
+  const std::shared_ptr<HostGroup> group_;
   const std::unique_ptr<CollectiveEngine> engine_;
   float* const block_;
 };

@@ -343,13 +343,12 @@ absl::StatusOr<BackendPtr> MakeEngineBackend(const StorePtr& store,
                                              const EngineBackendOptions& options) {
   const HostLayout layout(options.hosts, options.rank);
   const bool one_host = layout.host_count() == 1;
-  auto entry = GroupEntry::Run(*MakeGroupStore(store), {.member = layout.member(),
+  auto group = GroupEntry::Run(*MakeGroupStore(store), {.member = layout.member(),
                                                         .size = layout.local().size(),
                                                         .first_rank = layout.local().begin,
                                                         .ranks = layout.ranks(),
                                                         .timeout = options.connect_timeout});
-  if (!entry.ok()) return entry.status();
-  auto group = std::make_shared<HostGroup>(*std::move(entry));
+  if (!group.ok()) return group.status();
   BackendPtr gloo;
   if (!one_host) {
     gloo = MakeGlooBackend(Prefixed(kGlooPrefix, store), {.rank = options.rank,
@@ -359,7 +358,7 @@ absl::StatusOr<BackendPtr> MakeEngineBackend(const StorePtr& store,
     gloo->setTimeout(absl::ToChronoMilliseconds(options.timeout));
   }
   auto engine = std::make_shared<RankEngine>(
-      layout, std::move(group), one_host ? nullptr : std::make_unique<GlooLink>(gloo),
+      layout, *std::move(group), one_host ? nullptr : std::make_unique<GlooLink>(gloo),
       HierarchicalEngine::Options{.deterministic = options.deterministic});
   return c10::make_intrusive<EngineBackend>(options, std::move(engine), std::move(gloo));
 }

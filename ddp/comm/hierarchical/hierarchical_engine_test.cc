@@ -73,7 +73,7 @@ void RunRanks(const Settings& settings, const std::function<void(Rank&)>& body) 
         stores[layout.host()],
         {.member = layout.member(), .size = layout.local().size(), .timeout = kTimeout});
     ASSERT_TRUE(entry.ok()) << entry.status();
-    HostGroup group(*std::move(entry));
+    HostGroup& group = **entry;
     CollectiveEngine local(&group);
     WireLink link(&wire, rank);
     HierarchicalEngine engine(

@@ -37,12 +37,12 @@ constexpr RankRange kHosts[] = {{0, 2}, {2, 3}};
 
 // The engine of one rank, and what it works with.
 struct Rank {
-  Rank(GroupEntry::Result entry, std::span<const RankRange> hosts, int rank, Wire* wire)
+  Rank(std::shared_ptr<HostGroup> group, std::span<const RankRange> hosts, int rank, Wire* wire)
       : rank(rank),
-        group(std::make_shared<HostGroup>(std::move(entry))),
+        group(std::move(group)),
         wire(wire),
         engine(std::make_unique<RankEngine>(
-            HostLayout({hosts.begin(), hosts.end()}, rank), group,
+            HostLayout({hosts.begin(), hosts.end()}, rank), this->group,
             hosts.size() == 1 ? nullptr : std::make_unique<WireLink>(wire, rank),
             HierarchicalEngine::Options())) {}
 

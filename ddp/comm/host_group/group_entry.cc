@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/text_fields.h"
 #include "ddp/comm/arena/arena.h"
+#include "ddp/comm/arena/peer_arena.h"
 #include "ddp/comm/host_group/process_file.h"
 #include "ddp/comm/meeting/store_meeting.h"
 
@@ -66,23 +67,23 @@ class Entry {
         membership_{.rank = place.first_rank + place.member,
                     .size = std::max(place.ranks, place.size)} {}
 
-  absl::StatusOr<GroupEntry::Result> Run();
+  absl::StatusOr<std::shared_ptr<HostGroup>> Run();
 
  private:
-  MemberRow& row(int member) const { return result_.segment->row(member); }
   absl::Status Make(MemoryOfRank& memory);
   absl::Status Map(const std::vector<std::string>& texts);
-  void SayWhereThisMemberRuns();
+  void SayWhereThisMemberRuns() const;
   absl::Status AwaitAll(StoreMeeting& mapped);
   absl::Status Refuse(StoreMeeting& meeting, const absl::Status& reason);
 
   const std::shared_ptr<GroupStore> store_;
   const GroupEntry::Place place_;
   const Membership membership_;
-  GroupEntry::Result result_{.member = place_.member, .segment = {}, .arenas = {}, .thread = {}};
+  std::shared_ptr<const Segment> segment_;
+  std::shared_ptr<HostGroup> group_;
 };
 
-absl::StatusOr<GroupEntry::Result> Entry::Run() {
+absl::StatusOr<std::shared_ptr<HostGroup>> Entry::Run() {
   StoreMeeting first(store_, kMemory, membership_);
   MemoryOfRank memory;
   if (const absl::Status made = Make(memory); !made.ok()) return Refuse(first, made);
@@ -96,7 +97,8 @@ absl::StatusOr<GroupEntry::Result> Entry::Run() {
   StoreMeeting mapped(store_, kMapped, membership_);
   if (const absl::Status status = Map(first.Values()); !status.ok()) return Refuse(mapped, status);
   DDP_RETURN_IF_ERROR(AwaitAll(mapped));
-  return std::move(result_);
+  group_->Begin();
+  return std::move(group_);
 }
 
 // Ends a meeting for all ranks, because this one cannot go on. The first reason stays.
@@ -114,31 +116,32 @@ absl::Status Entry::Make(MemoryOfRank& memory) {
   if (place_.member != 0) return absl::OkStatus();
   DDP_ASSIGN_OR_RETURN(Segment segment, Segment::Make(place_.size));
   memory.segment = ProcessFile::Of(segment.fd());
-  result_.segment = std::make_shared<const Segment>(std::move(segment));
+  segment_ = std::make_shared<const Segment>(std::move(segment));
   return absl::OkStatus();
 }
 
 // Maps the memory of the members of this host, and takes this member's place. `texts`: by rank.
 absl::Status Entry::Map(const std::vector<std::string>& texts) {
+  std::vector<std::shared_ptr<const PeerArena>> arenas;
   for (int member = 0; member < place_.size; ++member) {
     DDP_ASSIGN_OR_RETURN(const MemoryOfRank memory, ParseMemory(texts[place_.first_rank + member]));
     if (member == 0 && place_.member != 0) {
       DDP_ASSIGN_OR_RETURN(UniqueFd file, memory.segment.Open());
       DDP_ASSIGN_OR_RETURN(Segment segment, Segment::Map(std::move(file), place_.size));
-      result_.segment = std::make_shared<const Segment>(std::move(segment));
+      segment_ = std::make_shared<const Segment>(std::move(segment));
     }
     DDP_ASSIGN_OR_RETURN(UniqueFd file, memory.arena.Open());
     DDP_ASSIGN_OR_RETURN(auto arena, PeerArena::Map(std::move(file), memory.arena_bytes));
-    result_.arenas.push_back(std::move(arena));
+    arenas.push_back(std::move(arena));
   }
-  DDP_ASSIGN_OR_RETURN(result_.thread, MemberThread::Start(result_.segment, place_.member));
-  result_.segment->Prefault(place_.member);
+  DDP_ASSIGN_OR_RETURN(group_, HostGroup::Make(place_.member, segment_, std::move(arenas)));
+  segment_->Prefault(place_.member);
   SayWhereThisMemberRuns();
   return absl::OkStatus();
 }
 
-void Entry::SayWhereThisMemberRuns() {
-  MemberRow& own = row(place_.member);
+void Entry::SayWhereThisMemberRuns() const {
+  MemberRow& own = segment_->row(place_.member);
   CPU_ZERO(&own.cores);
   if (::sched_getaffinity(0, sizeof own.cores, &own.cores) != 0) return;
   own.numa_node = NumaNodeOf(own.cores);
@@ -154,7 +157,7 @@ absl::Status Entry::AwaitAll(StoreMeeting& mapped) {
     std::string obstacle;
     if (clock.Now() >= deadline) obstacle = "a rank has not mapped the memory of its host in time";
     for (int member = 0; member < place_.size; ++member) {
-      if (!result_.segment->has_died(member)) continue;
+      if (!segment_->has_died(member)) continue;
       obstacle = absl::StrCat("rank ", place_.first_rank + member, " has ended");
     }
     if (!obstacle.empty()) (void)mapped.Decide(obstacle);
@@ -164,7 +167,7 @@ absl::Status Entry::AwaitAll(StoreMeeting& mapped) {
 
 }  // namespace
 
-absl::StatusOr<GroupEntry::Result> GroupEntry::Run(GroupStore& store, const Place& place) {
+absl::StatusOr<std::shared_ptr<HostGroup>> GroupEntry::Run(GroupStore& store, const Place& place) {
   if (place.member < 0 || place.member >= place.size) {
     return absl::InvalidArgumentError(
         absl::StrCat("there is no rank ", place.member, " of the host among ", place.size));

@@ -7,9 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "ddp/comm/arena/peer_arena.h"
-#include "ddp/comm/host_group/member_thread.h"
-#include "ddp/comm/host_group/segment.h"
+#include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/meeting/group_store.h"
 
 namespace ddp::internal {
@@ -31,17 +29,11 @@ class GroupEntry {
     int ranks = 0;                               // of all hosts; 0: there is one host
     absl::Duration timeout = absl::Minutes(30);  // for the last rank to come
   };
-  struct Result {
-    int member = 0;
-    std::shared_ptr<const Segment> segment;
-    std::vector<std::shared_ptr<const PeerArena>> arenas;  // by member
-    std::unique_ptr<MemberThread> thread;                  // holds this member's place
-  };
 
   // Blocks until all ranks have come. Throws what the store throws. Errors: kDeadlineExceeded: a
   // rank has not come; the message names it. kUnavailable: the ranks of some host cannot share
   // memory; the message gives the reason.
-  static absl::StatusOr<Result> Run(GroupStore& store, const Place& place);
+  static absl::StatusOr<std::shared_ptr<HostGroup>> Run(GroupStore& store, const Place& place);
 
   // The keys that Run() may leave in the store of `ranks` ranks.
   static std::vector<std::string> Keys(int ranks);

@@ -27,7 +27,6 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "ddp/comm/arena/arena.h"
-#include "ddp/comm/host_group/member_thread.h"
 #include "ddp/comm/host_group/process_file.h"
 #include "ddp/comm/host_group/segment.h"
 #include "ddp/comm/meeting/store_meeting.h"
@@ -45,14 +44,15 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kTimeout = absl::Seconds(60);
 
-using Results = std::vector<absl::StatusOr<GroupEntry::Result>>;
+using Entered = absl::StatusOr<std::shared_ptr<HostGroup>>;
+using Results = std::vector<Entered>;
 
 // Runs the entry of the members below `coming`, each in a thread with its own time limit, and
 // `conduct` beside them.
 Results Enter(FakeGroupStore& store, const std::vector<absl::Duration>& timeouts, int size,
               const std::function<void()>& conduct = nullptr) {
   const int coming = static_cast<int>(timeouts.size());
-  std::vector<std::optional<absl::StatusOr<GroupEntry::Result>>> each(coming);
+  std::vector<std::optional<Entered>> each(coming);
   RunThreads(
       coming,
       [&](int member) {
@@ -113,16 +113,15 @@ void ExpectAllFailWith(const Results& results, const std::string& text) {
 
 void ExpectAllShareMemory(const Results& results) {
   for (const auto& result : results) ASSERT_TRUE(result.ok()) << result.status();
-  for (size_t i = 0; i < results.size(); ++i) {
-    EXPECT_EQ(results[i]->member, i);
-    results[i]->segment->row(static_cast<int>(i)).signals = 100 + i;
-    EXPECT_EQ(results[i]->arenas.size(), results.size());
-    EXPECT_NE(results[i]->thread, nullptr);
+  const int size = static_cast<int>(results.size());
+  for (int i = 0; i < size; ++i) {
+    const HostGroup& group = **results[i];
+    EXPECT_EQ(group.member(), i);
+    EXPECT_EQ(group.size(), size);
+    group.segment().row(i).signals = 100 + i;
   }
   for (const auto& result : results) {
-    for (size_t i = 0; i < results.size(); ++i) {
-      EXPECT_EQ(result->segment->row(static_cast<int>(i)).signals, 100 + i);
-    }
+    for (int i = 0; i < size; ++i) EXPECT_EQ((*result)->segment().row(i).signals, 100 + i);
   }
 }
 
@@ -143,8 +142,8 @@ TEST_F(GroupEntryTest, TheMembersShareTheSegmentAndTheArenas) {
     const Results results = Enter(store, size, size);
     ExpectAllShareMemory(results);
     for (const auto& result : results) {
-      for (const auto& peer : result->arenas) {
-        EXPECT_EQ(*peer->At(block - arena.base(), 1), std::byte{42});
+      for (int member = 0; member < size; ++member) {
+        EXPECT_EQ(*(*result)->InArena(member, block - arena.base(), 1), std::byte{42});
       }
     }
     for (const std::string& key : GroupEntry::Keys(size)) store.Delete(key);
@@ -212,7 +211,7 @@ TEST_F(GroupEntryTest, AHostWithoutCommonMemoryFailsTheOtherHosts) {
 }
 
 TEST_F(GroupEntryTest, EachHostHasASegmentOfItsOwn) {
-  std::vector<std::shared_ptr<const Segment>> segments(5);
+  std::vector<std::shared_ptr<HostGroup>> groups(5);
   RunThreads(5, [&](int rank) {
     const bool first = rank < 3;
     const auto result = GroupEntry::Run(store_, {.member = first ? rank : rank - 3,
@@ -221,13 +220,12 @@ TEST_F(GroupEntryTest, EachHostHasASegmentOfItsOwn) {
                                                  .ranks = 5,
                                                  .timeout = kTimeout});
     ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->arenas.size(), first ? 3 : 2);
-    segments[rank] = result->segment;
-    result->segment->row(result->member).signals = 1;
+    groups[rank] = *result;
+    groups[rank]->segment().row(groups[rank]->member()).signals = 1;
   });
-  EXPECT_EQ(segments[0]->row(2).signals, 1);
-  EXPECT_EQ(segments[4]->size(), 2);
-  EXPECT_EQ(segments[4]->row(0).signals, 1);
+  EXPECT_EQ(groups[0]->segment().row(2).signals, 1);
+  EXPECT_EQ(groups[4]->size(), 2);
+  EXPECT_EQ(groups[4]->segment().row(0).signals, 1);
 }
 
 // A rank's commands do not grow with the ranks.
@@ -288,9 +286,9 @@ TEST_F(GroupEntryTest, AnotherUserCanMapNothing) {
 
 TEST_F(GroupEntryTest, APlaceHasOneProcess) {
   const auto segment = std::make_shared<const Segment>(Segment::Make(3).value());
-  const auto first = MemberThread::Start(segment, 2);
+  const auto first = HostGroup::Make(2, segment, {});
   ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_THAT(MemberThread::Start(segment, 2).status().message(),
+  EXPECT_THAT(HostGroup::Make(2, segment, {}).status().message(),
               HasSubstr("two processes are rank 2"));
 }
 

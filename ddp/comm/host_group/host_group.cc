@@ -1,16 +1,19 @@
 #include "ddp/comm/host_group/host_group.h"
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <utility>
 
 #include <glog/logging.h>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/process/cpu_quota.h"
 
@@ -28,25 +31,40 @@ constexpr uint32_t kEndKindMask = 0xff;
 
 }  // namespace
 
-HostGroup::HostGroup(GroupEntry::Result entry)
-    : member_(entry.member),
-      size_(entry.segment->size()),
+absl::StatusOr<std::shared_ptr<HostGroup>> HostGroup::Make(
+    int member, std::shared_ptr<const Segment> segment,
+    std::vector<std::shared_ptr<const PeerArena>> arenas) {
+  auto group =
+      std::shared_ptr<HostGroup>(new HostGroup(member, std::move(segment), std::move(arenas)));
+  std::promise<int> locked;
+  group->thread_ = std::thread([self = group.get(), &locked] { self->HoldPlace(locked); });
+  if (locked.get_future().get() == 0) return group;
+  return absl::FailedPreconditionError(
+      absl::StrCat("its place is taken: two processes are rank ", member, " of the host"));
+}
+
+HostGroup::HostGroup(int member, std::shared_ptr<const Segment> segment,
+                     std::vector<std::shared_ptr<const PeerArena>> arenas)
+    : member_(member),
+      size_(segment->size()),
       process_(::getpid()),
-      segment_(std::move(entry.segment)),
-      arenas_(std::move(entry.arenas)),
-      thread_(std::move(entry.thread)) {
+      segment_(std::move(segment)),
+      arenas_(std::move(arenas)) {}
+
+void HostGroup::Begin() {
   MeasureCores();
-  thread_->Run([this] { RunThread(); });
+  begun_.Notify();
 }
 
 HostGroup::~HostGroup() { Leave(); }
 
 void HostGroup::Leave() {
-  if (thread_->ended()) return;
-  if (in_forked_child()) return thread_->Abandon();
+  if (!thread_.joinable()) return;
+  if (in_forked_child()) return thread_.detach();  // the child does not have it
   stop_thread_.store(true, std::memory_order_release);
+  if (!begun_.HasBeenNotified()) begun_.Notify();
   Kick();
-  thread_->End();
+  thread_.join();
 }
 
 bool HostGroup::in_forked_child() const { return ::getpid() != process_; }
@@ -76,10 +94,7 @@ void HostGroup::Abort() {
 
 void HostGroup::TellOfDeath(void* group) {
   auto* const self = static_cast<HostGroup*>(group);
-  if (self->segment_->row(self->member_).state.load() !=
-      static_cast<uint32_t>(MemberState::kLeft)) {
-    self->SetEnd(GroupEnd::kDied, self->member_);
-  }
+  if (!self->has_left(self->member_)) self->SetEnd(GroupEnd::kDied, self->member_);
 }
 
 bool HostGroup::NoticeEnds() {
@@ -119,9 +134,7 @@ bool HostGroup::Quiesce(absl::Duration timeout) const {
 
 std::function<bool()> HostGroup::GoneTest(int member) const {
   return [segment = segment_, arena = arenas_[member], member] {
-    MemberRow& row = segment->row(member);
-    return row.state.load(std::memory_order_acquire) == static_cast<uint32_t>(MemberState::kLeft) ||
-           segment->has_died(member);
+    return segment->has_left(member) || segment->has_died(member);
   };
 }
 
@@ -192,8 +205,13 @@ void HostGroup::MeasureCores() {
   cores_to_spare_.store(usable >= size_ + 1, std::memory_order_relaxed);
 }
 
-void HostGroup::AwaitRing(uint32_t bell, absl::Duration timeout) const {
-  FutexWait(segment_->row(member_).bell, bell, timeout);
+void HostGroup::Doze(const std::function<bool()>& stop, absl::Duration timeout) const {
+  MemberRow& row = segment_->row(member_);
+  row.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in Sleep()
+  const uint32_t bell = row.bell.load(std::memory_order_seq_cst);
+  if (!stop()) FutexWait(row.bell, bell, timeout);
+  row.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 // ---- The thread.
@@ -220,7 +238,27 @@ void HostGroup::Kick() {
   FutexWake(bell);
 }
 
-void HostGroup::RunThread() {
+// The thread. `locked` gets pthread_mutex_trylock()'s result.
+void HostGroup::HoldPlace(std::promise<int>& locked) {
+  ::pthread_setname_np(::pthread_self(), "ddp-peers");
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  MemberRow& row = segment_->row(member_);
+  const int result = ::pthread_mutex_trylock(&row.life);
+  if (result == 0) {
+    row.state.store(static_cast<uint32_t>(MemberState::kJoined), std::memory_order_seq_cst);
+  }
+  locked.set_value(result);
+  if (result != 0) return;
+  begun_.WaitForNotification();
+  Serve();
+  row.state.store(static_cast<uint32_t>(MemberState::kLeft), std::memory_order_seq_cst);
+  ::pthread_mutex_unlock(&row.life);
+  segment_->RingAll();
+}
+
+void HostGroup::Serve() {
   MemberRow& row = segment_->row(member_);
   bool counted = false;  // among the sleepers, whom a notification wakes
   std::vector<FutexWord> words;

@@ -7,29 +7,26 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
-#include <optional>
-#include <string>
-#include <utility>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/death_notice.h"
 #include "base/mutex.h"
 #include "ddp/comm/arena/peer_arena.h"
 #include "ddp/comm/host_group/futex.h"
-#include "ddp/comm/host_group/group_entry.h"
-#include "ddp/comm/host_group/member_thread.h"
 #include "ddp/comm/host_group/segment.h"
 
 namespace ddp::internal {
 
 // The ranks of one host that share memory, as one of them sees them: the segment, the arenas of all
-// members, who lives, and how to wait for the others. Members have numbers from 0. Free of
-// LibTorch.
+// members, who lives, and how to wait for the others. Members have numbers from 0. GroupEntry makes
+// a group. Free of LibTorch.
 //
 // End. A group ends when a member dies, or calls Abort(). The end is final and reaches every member
 // within microseconds: all waits return. A member that leaves in order (its destructor) does not
@@ -37,23 +34,18 @@ namespace ddp::internal {
 //
 // Death. One thread of each member ("ddp-peers") holds the robust mutex of the member's row as long
 // as the member lives. When the process is killed, the kernel marks the mutex before it frees the
-// process's memory, whatever the size. Peers that wait read the mark; the thread of a peer sleeps
-// on it, and ends the group for all others. (Linux, Documentation/locking/robust-futex-ABI.)
-// A process that dumps core is marked after the dump. The handler of its fatal signal ends the
-// group before (base/death_notice.h).
+// process's memory. Peers that wait read the mark; the thread of a peer sleeps on it, and ends the
+// group for all others. (Linux, Documentation/locking/robust-futex-ABI.) A process that dumps core
+// is marked after the dump, so the handler of its fatal signal ends the group
+// (base/death_notice.h).
 //
-// Waiting. A wait spins, and then sleeps. It spins long when the members have a core each (by their
-// affinities and the CPU quota of the cgroup), else for some microseconds.
-//
-// Memory of others. A member that writes into another member's arena does so in short pieces, each
-// between BeginTouch() and EndTouch(). After the end of a group, Quiesce() waits until no other
-// member can write into this member's memory any more.
+// Waiting. A wait spins, and then sleeps. It spins long when the members have a core each.
 //
 // Fork. A forked child has no thread of the group, and must not use the group. Its destructors
 // leave the group as it is.
 //
-// Threads. Wait(), Notify(), NotifyOwn(), AwaitRing(), Kick(), Abort(), end() and the accessors:
-// any. The background function and the function for the end run on "ddp-peers".
+// Thread-safe, apart from Begin() and Leave(). The background function and the function for the end
+// run on "ddp-peers".
 class HostGroup {
  public:
   // A function that the thread calls when it wakes. It returns how long the thread may sleep at
@@ -64,8 +56,13 @@ class HostGroup {
   };
   using Background = std::function<Nap()>;
 
-  // Takes over the place among the members that `entry` has brought together, and its thread.
-  explicit HostGroup(GroupEntry::Result entry);
+  // Takes the place of `member`. kFailedPrecondition: another process has it.
+  static absl::StatusOr<std::shared_ptr<HostGroup>> Make(
+      int member, std::shared_ptr<const Segment> segment,
+      std::vector<std::shared_ptr<const PeerArena>> arenas);
+
+  // To be called once, when all members have taken their places.
+  void Begin();
 
   // Leaves.
   ~HostGroup();
@@ -77,7 +74,7 @@ class HostGroup {
   void Leave();
 
   // Returns true on the group's own thread, where Leave() must not be called.
-  bool OnThread() const { return thread_->IsCurrent(); }
+  bool OnThread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
   int member() const { return member_; }
   int size() const { return size_; }
@@ -96,10 +93,7 @@ class HostGroup {
   End end() const;
   bool ended() const { return segment_->header().end.load(std::memory_order_acquire) != 0; }
   // Returns true when a member has left in order. What it published before stays.
-  bool has_left(int member) const {
-    return segment_->row(member).state.load(std::memory_order_acquire) ==
-           static_cast<uint32_t>(MemberState::kLeft);
-  }
+  bool has_left(int member) const { return segment_->has_left(member); }
 
   // Ends the group for all members. Operations of others fail. Never blocks. A forked child ends
   // nothing.
@@ -147,10 +141,9 @@ class HostGroup {
     return Sleep(std::cref(done), std::cref(stop), deadline_ns);
   }
 
-  // Blocks until the bell of this member has rung since it had the value `bell`, or `timeout`. May
-  // return early. The end of the group and Kick() ring it; Notify() need not.
-  uint32_t bell() const { return segment_->row(member_).bell.load(std::memory_order_seq_cst); }
-  void AwaitRing(uint32_t bell, absl::Duration timeout) const;
+  // Blocks until `stop()`, a notification, Kick() or `timeout`, also after the end of the group.
+  // May return early. `stop` is as `done` in Wait().
+  void Doze(const std::function<bool()>& stop, absl::Duration timeout) const;
 
   // Sets the background function, and calls it soon. Null: none from the return on.
   void SetBackground(Background background);
@@ -160,8 +153,7 @@ class HostGroup {
   // Wakes the thread, so that it calls the background function.
   void Kick();
 
-  // True when each member can have a core of its own; `spare`: and one is left over.
-  bool cores_suffice() const { return spins_.load(std::memory_order_relaxed) > kShortSpin; }
+  // True when each member can have a core of its own, and one is left over.
   bool cores_to_spare() const { return cores_to_spare_.load(std::memory_order_relaxed); }
 
  private:
@@ -182,6 +174,8 @@ class HostGroup {
   bool Sleep(const std::function<bool()>& done, const std::function<bool()>& stop,
              int64_t deadline_ns);
 
+  HostGroup(int member, std::shared_ptr<const Segment> segment,
+            std::vector<std::shared_ptr<const PeerArena>> arenas);
   void SetEnd(GroupEnd kind, int member);
   // Ends the group in the handler of a signal that ends this process.
   static void TellOfDeath(void* group);
@@ -189,7 +183,8 @@ class HostGroup {
   // Reads the marks of the kernel. Returns true when the group has ended.
   bool NoticeEnds();
   void MeasureCores();
-  void RunThread();
+  void HoldPlace(std::promise<int>& locked);
+  void Serve();
   void WatchPeers(std::vector<FutexWord>& words);
   void SleepOn(const std::vector<FutexWord>& words, const Nap& nap) const;
 
@@ -203,11 +198,12 @@ class HostGroup {
 
   uint64_t next_number_ = 0;
 
+  absl::Notification begun_;
   std::atomic<bool> stop_thread_ = false;
   Mutex background_mutex_;
   Background background_ ABSL_GUARDED_BY(background_mutex_);
   std::function<void()> on_end_ ABSL_GUARDED_BY(background_mutex_);
-  const std::unique_ptr<MemberThread> thread_;
+  std::thread thread_;
   const DeathNotice death_notice_{&TellOfDeath, this};
 };
 

@@ -136,6 +136,10 @@ class Segment {
   // The word by which the kernel marks the end of a member that has not left.
   static std::atomic<uint32_t>& LifeWord(MemberRow& row);
   bool has_died(int member) const;
+  bool has_left(int member) const {
+    return row(member).state.load(std::memory_order_acquire) ==
+           static_cast<uint32_t>(MemberState::kLeft);
+  }
 
   // Rings and wakes all members, whatever they wait for.
   void RingAll() const;

@@ -1,3 +1,19 @@
+// How a collective is carried out.
+//
+// Every collective goes in rounds. In a round each member copies a piece of its input into its
+// staging buffer, gives a signal, waits for the signals of the others, and takes what it needs out
+// of their buffers. The member that gives a signal last wakes the others. The two halves of a
+// buffer take turns: before a member fills a half again it has seen every member's signal of the
+// round between, which each gave after it had read the half.
+//
+// When the inputs lie in arenas, members read them there, and an all-reduce reduces them where they
+// lie: member r reduces slice r in the memory of all members. When members that follow each other
+// share a NUMA node, they reduce among themselves first: see StepOf().
+//
+// The signal of the first round, and up to 16 bytes of data, stand in the same cache line as the
+// header, which the members compare. So while no member sleeps, this line is the only one that a
+// small collective takes from another member's core.
+//
 // Length: the steps of one protocol, whose order is the proof that no buffer is written while
 // another member reads it.
 
@@ -6,7 +22,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -112,7 +127,7 @@ struct CollectiveEngine::Operation {
   Done done;
   int64_t deadline_ns = 0;
   State state = State::kEnter;
-  Awaited await;                // the signal of all members that the state begins with
+  Awaited await = 0;            // the signal of all members that the state begins with
   size_t parts = 1;             // in one staging buffer
   size_t piece = 0;             // bytes of one part in one round
   size_t rounds = 1;            // of data, that all members need
@@ -228,12 +243,9 @@ void CollectiveEngine::Locked(const Act& act) {
     awaited_.store(kAnything, std::memory_order_release);  // a thread that looks now has to wait
     act(finished);
     // What Drive() reads without the lock.
-    if (!finished.empty()) calling_.fetch_add(1, std::memory_order_relaxed);
     busy_.store(!idle(), std::memory_order_release);
-    const Awaited first = queue_.empty() ? Awaited{} : queue_.front()->await;
-    awaited_.store(
-        !mailboxes_.empty() ? kAnything : first.number << 2 | static_cast<uint64_t>(first.half + 1),
-        std::memory_order_release);
+    const Awaited first = queue_.empty() ? 0 : queue_.front()->await;
+    awaited_.store(mailboxes_.empty() ? first : kAnything, std::memory_order_release);
   }
   Call(std::move(finished));
 }
@@ -260,7 +272,6 @@ void CollectiveEngine::Call(Finished&& finished) {
   for (auto& [done, status] : finished) {
     if (done) done(status);
   }
-  calling_.fetch_sub(1, std::memory_order_release);
   epoch_.fetch_add(1, std::memory_order_seq_cst);
   group_->NotifyOwn();  // a thread of this member may wait for what `done` has changed
 }
@@ -284,13 +295,12 @@ CollectiveEngine::OwnLooks CollectiveEngine::LooksOfOwn() {
 // Returns true when Advance() may have something to do. Takes no lock: a thread that waits would
 // keep other threads from starting operations.
 bool CollectiveEngine::MayAdvance(const OwnLooks& own) const {
-  const uint64_t awaited = awaited_.load(std::memory_order_acquire);
+  const Awaited awaited = awaited_.load(std::memory_order_acquire);
   if (awaited == kAnything) return true;
   for (const auto& may_advance : own) {
     if (may_advance()) return true;
   }
-  return awaited != 0 &&
-         AllSignalled({.number = awaited >> 2, .half = static_cast<int>(awaited & 3) - 1});
+  return awaited != 0 && AllSignalled(awaited);
 }
 
 bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadline) {
@@ -312,12 +322,8 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
     if (now_ns >= deadline_ns) return false;
     if (group_->ended() && !busy_.load(std::memory_order_acquire)) {
       // Another thread may have failed the operation, and be about to call `done`.
-      const uint32_t bell = group_->bell();
-      if (calling_.load(std::memory_order_acquire) != 0) {
-        std::this_thread::yield();
-      } else if (!stop()) {  // `done` may have been called since the last look
-        group_->AwaitRing(bell, std::min(kNap, absl::Nanoseconds(deadline_ns - now_ns)));
-      }
+      const auto called = [&] { return epoch_.load(std::memory_order_seq_cst) != epoch || stop(); };
+      group_->Doze(called, std::min(kNap, absl::Nanoseconds(deadline_ns - now_ns)));
     }
   }
   return true;
@@ -346,18 +352,18 @@ HostGroup::Nap CollectiveEngine::OnWake() {
 
 // ---- The protocol.
 
-bool CollectiveEngine::AllSignalled(const Awaited& awaited) const {
-  if (awaited.half < 0) {
-    const auto& arrivals = group_->segment().header().arrivals;
-    return arrivals.load(std::memory_order_acquire) >= awaited.number;
+bool CollectiveEngine::AllSignalled(Awaited awaited) const {
+  const uint64_t number = awaited >> 2;
+  const int half = static_cast<int>(awaited & 3) - 1;
+  if (half < 0) {
+    return group_->segment().header().arrivals.load(std::memory_order_acquire) >= number;
   }
-  if (seen_.load(std::memory_order_acquire) >= awaited.number) return true;
+  if (seen_.load(std::memory_order_acquire) >= number) return true;
   for (int step = 1; step <= size_; ++step) {  // from the next member on: each has another order
     const MemberRow& row = group_->segment().row((member_ + step) % size_);
-    const auto& word = row.announcements[awaited.half].signal;
-    if (word.load(std::memory_order_acquire) < awaited.number) return false;
+    if (row.announcements[half].signal.load(std::memory_order_acquire) < number) return false;
   }
-  seen_.store(awaited.number, std::memory_order_release);
+  seen_.store(number, std::memory_order_release);
   return true;
 }
 
@@ -365,7 +371,7 @@ bool CollectiveEngine::AllSignalled(const Awaited& awaited) const {
 CollectiveEngine::Awaited CollectiveEngine::Signal() {
   const Segment& segment = group_->segment();
   segment.row(member_).signals.store(++signals_, std::memory_order_release);
-  const Awaited awaited = {.number = arrivals_ += size_};
+  const Awaited awaited = (arrivals_ += size_) << 2;
   segment.header().arrivals.fetch_add(1, std::memory_order_seq_cst);
   group_->NotifyIf([&] { return AllSignalled(awaited); });
   return awaited;
@@ -376,7 +382,7 @@ CollectiveEngine::Awaited CollectiveEngine::SignalHeader() {
   MemberRow& row = group_->segment().row(member_);
   row.signals.store(++signals_, std::memory_order_release);
   row.announcements[half()].signal.store(signals_, std::memory_order_release);
-  const Awaited awaited = {.number = signals_, .half = half()};
+  const Awaited awaited = signals_ << 2 | static_cast<uint64_t>(half() + 1);
   group_->NotifyIf([&] { return AllSignalled(awaited); });
   return awaited;
 }

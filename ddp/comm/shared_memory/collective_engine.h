@@ -55,28 +55,14 @@ struct CollectiveRequest {
 // Carries out the collectives and the messages of one member of a HostGroup. Free of LibTorch.
 //
 // Order. The n-th collective of one member meets the n-th of every other. Collectives complete in
-// order. Messages are apart: see Mailboxes.
-//
-// Method. Every collective goes in rounds. In a round each member copies a piece of its input into
-// its staging buffer, gives a signal (it raises a counter of all members), waits for the signals of
-// the others, and takes what it needs out of their buffers. The member that gives a signal last
-// wakes the others. The two halves of a buffer take turns:
-// before a member fills a half again it has seen every member's signal of the round between, which
-// each gave after it had read the half. When the inputs lie in arenas, members read them there, and
-// an all-reduce reduces them where they lie: member r reduces slice r in the memory of all members.
-// When members that follow each other share a NUMA node, they reduce among themselves first: see
-// StepOf().
+// order. Messages are apart: see Mailboxes. The .cc says how a collective is carried out.
 //
 // Order of addition. A balanced binary tree over the members by number (see ReduceTree()). The bits
 // of a result depend on the inputs alone, not on sizes of pieces or on where tensors lie.
 //
-// Agreement. In the first round the members compare kind, reduction, type, root and number of
-// elements. When the members differ, a collective with a tag waits until it is given up: the caller
-// finds out who differs. A collective without a tag fails on all members with kInvalidArgument.
-//
-// Small collectives. The signal of the first round, and up to 16 bytes of data, stand in the same
-// cache line as what the members compare. So while no member sleeps, this line is the only one that
-// such a collective takes from another member's core.
+// Agreement. The members compare kind, reduction, type, root and number of elements. When they
+// differ, a collective with a tag waits until it is given up: the caller finds out who differs. A
+// collective without a tag fails on all members with kInvalidArgument.
 //
 // Progress. Whoever waits does the work, in Drive(), on the thread that waits. When no thread
 // waits, the thread of the group does it: at once when the members have cores to spare or after
@@ -86,11 +72,9 @@ struct CollectiveRequest {
 // Errors of a collective: kUnavailable: a member has died or left. kAborted: a member has aborted.
 // kDeadlineExceeded: its timeout has passed; the text names the members that had not come.
 // kInvalidArgument: the members differ. kCancelled: the engine was destroyed, or another message
-// was late. All but an engine's end abort the group.
-//
-// Memory of a failed operation. When others may write into it, `done` is called after they have
-// finished with their piece. A member that is stopped in a piece delays `done` by a second; then
-// HostGroup::Quiesce() is still false, and the memory must not be used again.
+// was late. All but an engine's end abort the group. `done` gets an error when no other member can
+// write into the operation's memory any more. A member that is stopped in a piece delays `done` by
+// a second; then HostGroup::Quiesce() is still false, and the memory must not be used again.
 //
 // Thread-safe. `done` is called once for each operation, without a lock, on the thread that
 // completes it.
@@ -143,12 +127,10 @@ class CollectiveEngine {
 
  private:
   struct Operation;
-  // A signal of all members. `half`: the signal with this number announces the headers of this
-  // half; -1: it announces no headers, and the members have arrived this many times.
-  struct Awaited {
-    uint64_t number = 0;
-    int half = -1;
-  };
+  // A signal of all members that something waits for, in one word: its number, times 4. In the two
+  // lower bits: 1 + the half whose headers the signal announces; or 0, and the number counts the
+  // arrivals of all members, which announce nothing. 0 in all: nothing is awaited.
+  using Awaited = uint64_t;
   using Finished = Mailboxes::Finished;
 
   // The functions OwnProtocol::may_advance of all own operations.
@@ -197,7 +179,7 @@ class CollectiveEngine {
 
   Awaited Signal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Awaited SignalHeader() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool AllSignalled(const Awaited& awaited) const;
+  bool AllSignalled(Awaited awaited) const;
   int half() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return static_cast<int>(round_ & 1); }
   std::string Missing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndStatus() const;
@@ -211,11 +193,10 @@ class CollectiveEngine {
   const int size_;
   const int group_of_node_;  // see GroupOnNodes()
 
-  std::atomic<uint64_t> epoch_{0};    // raised when operations have completed, and by Wake()
-  std::atomic<bool> busy_{false};     // some operation is not complete
-  std::atomic<uint64_t> awaited_{0};  // see MayAdvance()
-  std::atomic<int> calling_{0};     // threads that have complete operations, and call their `done`
-  std::atomic<bool> asleep_{true};  // the group's thread must be kicked
+  std::atomic<uint64_t> epoch_{0};         // raised when operations have completed, and by Wake()
+  std::atomic<bool> busy_{false};          // some operation is not complete
+  std::atomic<uint64_t> awaited_{0};       // see MayAdvance()
+  std::atomic<bool> asleep_{true};         // the group's thread must be kicked
   mutable std::atomic<uint64_t> seen_{0};  // a signal of headers that all members have given
   std::atomic<bool> exposed_{false};  // a failed operation's memory may still be written by others
 
@@ -226,7 +207,7 @@ class CollectiveEngine {
   uint64_t round_ ABSL_GUARDED_BY(mutex_) = 0;     // of all collectives
   uint64_t signals_ ABSL_GUARDED_BY(mutex_) = 0;   // that this member has given
   uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;  // those without a header, of all members
-  Awaited filled_ ABSL_GUARDED_BY(mutex_);         // the signal of the last filling
+  Awaited filled_ ABSL_GUARDED_BY(mutex_) = 0;     // the signal of the last filling
   bool hurried_ ABSL_GUARDED_BY(mutex_) = false;
   int naps_ ABSL_GUARDED_BY(mutex_) = 0;  // of the group's thread since the last start
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);

@@ -44,7 +44,7 @@ struct Rank {
        const std::function<void(HostGroup&)>& place = nullptr) {
     auto entry = GroupEntry::Run(store, {.member = member, .size = size, .timeout = kTimeout});
     EXPECT_TRUE(entry.ok()) << entry.status();
-    group = std::make_unique<HostGroup>(*std::move(entry));
+    group = *std::move(entry);
     if (place) place(*group);
     engine = std::make_unique<CollectiveEngine>(group.get());
   }
@@ -65,7 +65,7 @@ struct Rank {
   int member() const { return group->member(); }
   int size() const { return group->size(); }
 
-  std::unique_ptr<HostGroup> group;
+  std::shared_ptr<HostGroup> group;
   std::unique_ptr<CollectiveEngine> engine;
 };
 

@@ -48,7 +48,7 @@ struct Member {
     StageStore store(stage, 0);
     auto entry = GroupEntry::Run(store, {.member = number, .size = 2, .timeout = kTimeout});
     EXPECT_TRUE(entry.ok()) << entry.status();
-    group = std::make_unique<HostGroup>(*std::move(entry));
+    group = *std::move(entry);
     engine = std::make_unique<CollectiveEngine>(group.get());
   }
 
@@ -73,7 +73,7 @@ struct Member {
   std::unique_ptr<ArenaDemand> demand;
   std::span<float> tensor;
   std::span<float> neighbour;
-  std::unique_ptr<HostGroup> group;
+  std::shared_ptr<HostGroup> group;
   std::unique_ptr<CollectiveEngine> engine;
 };
 

@@ -114,10 +114,7 @@ class InPlaceChannelTest : public ::testing::TestWithParam<int> {
       auto entry =
           GroupEntry::Run(store, {.member = member, .size = GetParam(), .timeout = kTimeout});
       ASSERT_TRUE(entry.ok()) << entry.status();
-      Rank rank{.group = std::make_shared<HostGroup>(*std::move(entry)),
-                .channel = nullptr,
-                .places = &places,
-                .meet = &meet};
+      Rank rank{.group = *std::move(entry), .channel = nullptr, .places = &places, .meet = &meet};
       InPlaceChannel::Layout layout{.small_floats = kSmall, .small_doubles = kSmall};
       for (const size_t count : kCounts) layout.large.push_back({.count = count});
       rank.channel = rank.Make(layout);

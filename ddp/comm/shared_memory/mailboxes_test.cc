@@ -30,8 +30,8 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 // One member, without an engine: the test says when it advances.
 struct Member {
-  explicit Member(GroupEntry::Result entry)
-      : group(std::make_unique<HostGroup>(std::move(entry))), mailboxes(group.get()) {}
+  explicit Member(std::shared_ptr<HostGroup> group)
+      : group(std::move(group)), mailboxes(this->group.get()) {}
 
   // Returns the place of the status of a message: empty until it is complete.
   std::shared_ptr<std::optional<absl::Status>> Send(int to, uint64_t tag,
@@ -64,7 +64,7 @@ struct Member {
     return late;
   }
 
-  std::unique_ptr<HostGroup> group;
+  std::shared_ptr<HostGroup> group;
   Mailboxes mailboxes;
 };
 

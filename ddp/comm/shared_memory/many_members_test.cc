@@ -88,7 +88,7 @@ class ManyMembersTest : public ::testing::TestWithParam<int> {
       auto entry =
           GroupEntry::Run(store, {.member = member, .size = GetParam(), .timeout = kTimeout});
       ASSERT_TRUE(entry.ok()) << entry.status();
-      Rank rank{.group = std::make_shared<HostGroup>(*std::move(entry)), .engine = nullptr};
+      Rank rank{.group = *std::move(entry), .engine = nullptr};
       rank.engine = std::make_unique<CollectiveEngine>(rank.group.get());
       round(rank);  // maps memory, and lets all members come
       together.arrive_and_wait();
