@@ -24,6 +24,7 @@
 #include "ddp/comm/hierarchical/gloo_link.h"
 #include "ddp/comm/hierarchical/host_layout.h"
 #include "ddp/comm/hierarchical/rank_engine.h"
+#include "ddp/comm/host_group/group_entry.h"
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/meeting/c10d_group_store.h"
 #include "ddp/comm/shared_memory/registered_memory.h"
