@@ -1,5 +1,5 @@
-// The costs of groups of many members, counted: system calls that wake threads. The counts do not
-// depend on the speed of the machine.
+// The costs of groups of many members, counted: system calls that wake threads, and lines of the
+// shared table that a collective writes. The counts do not depend on the speed of the machine.
 
 #include <dlfcn.h>
 #include <linux/futex.h>
@@ -8,6 +8,7 @@
 #include <atomic>
 #include <barrier>
 #include <cstdarg>
+#include <cstring>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "base/clock.h"
 #include "ddp/comm/host_group/group_entry.h"
 #include "ddp/comm/host_group/host_group.h"
+#include "ddp/comm/host_group/segment.h"
 #include "ddp/comm/shared_memory/collective_engine.h"
 #include "ddp/comm/shared_memory/in_place_channel.h"
 #include "gtest/gtest.h"
@@ -104,6 +106,36 @@ class ManyMembersTest : public ::testing::TestWithParam<int> {
     return static_cast<double>(counted) / kRounds;
   }
 
+  // Returns the cache lines of the shared table that members write in one round.
+  static int LinesOf(const std::function<void(Rank&)>& round) {
+    constexpr size_t kLine = 64;
+    FakeGroupStore store;
+    std::barrier together(GetParam());
+    int written = 0;
+    RunThreads(GetParam(), [&](int member) {
+      auto entry =
+          GroupEntry::Run(store, {.member = member, .size = GetParam(), .timeout = kTimeout});
+      ASSERT_TRUE(entry.ok()) << entry.status();
+      Rank rank{.group = *std::move(entry), .engine = nullptr};
+      rank.engine = std::make_unique<CollectiveEngine>(rank.group.get());
+      const Segment& segment = rank.group->segment();
+      const auto* const begin = reinterpret_cast<const std::byte*>(&segment.header());
+      const auto* const end = reinterpret_cast<const std::byte*>(&segment.row(GetParam() - 1) + 1);
+      round(rank);
+      together.arrive_and_wait();
+      const std::vector<std::byte> before(begin, end);
+      together.arrive_and_wait();
+      round(rank);
+      together.arrive_and_wait();
+      for (size_t at = 0; member == 0 && at < before.size(); at += kLine) {
+        written += std::memcmp(before.data() + at, begin + at, kLine) == 0 ? 0 : 1;
+      }
+      together.arrive_and_wait();
+    });
+    std::cout << GetParam() << " members: " << written << " cache lines of the table\n";
+    return written;
+  }
+
   // A signal wakes each member once. The start and the completion of an operation wake the other
   // thread of the same member.
   static double Bound(int signals) { return (signals + 2) * GetParam(); }
@@ -113,6 +145,21 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ManyMembersTest, ::testing::Values(2, 8, 32, 128
 
 TEST_P(ManyMembersTest, ABarrierWakesEachMemberOnce) {
   EXPECT_LE(WakesOf([](Rank& rank) { rank.Run({.kind = Kind::kBarrier}); }), Bound(1));
+}
+
+// Of each member: the count of its signals, its announcement, and its bell. A counter of all
+// arrivals, for the signals that announce nothing.
+TEST_P(ManyMembersTest, ACollectiveWritesThreeLinesForEachMember) {
+  EXPECT_LE(LinesOf([](Rank& rank) { rank.Run({.kind = Kind::kBarrier}); }), 3 * GetParam());
+  EXPECT_LE(LinesOf([](Rank& rank) {
+              std::vector<float> values(16'000, 1);
+              rank.Run({.kind = Kind::kAllReduce,
+                        .type = ElementType::kFloat,
+                        .elements = values.size(),
+                        .inputs = {std::as_bytes(std::span(values))},
+                        .outputs = {std::as_writable_bytes(std::span(values))}});
+            }),
+            3 * GetParam() + 1);
 }
 
 TEST_P(ManyMembersTest, ASlicedAllReduceWakesEachMemberTwice) {
