@@ -1,7 +1,7 @@
 // Memory that the processes of a test share: a store, the groups to build, and the members'
 // reports.
-#ifndef TESTING_SHARED_MEMORY_STAGE_H_
-#define TESTING_SHARED_MEMORY_STAGE_H_
+#ifndef DDP_TESTING_SHARED_MEMORY_STAGE_H_
+#define DDP_TESTING_SHARED_MEMORY_STAGE_H_
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -200,4 +200,4 @@ class StageStore final : public GroupStore {
 
 }  // namespace ddp::internal
 
-#endif  // TESTING_SHARED_MEMORY_STAGE_H_
+#endif  // DDP_TESTING_SHARED_MEMORY_STAGE_H_

@@ -83,15 +83,11 @@ CollectiveRequest Reduction(Kind kind, const at::Tensor& tensor, size_t bytes,
 
 class EngineBackend final : public c10d::Backend {
  public:
-  struct EngineOptions : Options {
-    using Options::Options;
-  };
-
   // `gloo` carries the messages between the ranks of several hosts; null on one host.
   EngineBackend(const EngineBackendOptions& options, EnginePtr engine, BackendPtr gloo)
       : Backend(options.rank, options.hosts.back().end),
-        options_(c10::make_intrusive<EngineOptions>(options.name,
-                                                    absl::ToChronoMilliseconds(options.timeout))),
+        name_(options.name),
+        timeout_(options.timeout),
         engine_(std::move(engine)),
         gloo_(std::move(gloo)) {}
 
@@ -106,10 +102,9 @@ class EngineBackend final : public c10d::Backend {
   void set_tag(uint32_t tag) { tag_ = tag; }
   void set_driven() { hurries_ = false; }
 
-  const std::string getBackendName() const override { return options_->backend; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  const std::string getBackendName() const override { return name_; }
   void setTimeout(std::chrono::milliseconds timeout) override {
-    options_->timeout = timeout;
+    timeout_ = absl::FromChrono(timeout);
     if (gloo_) gloo_->setTimeout(timeout);
   }
   void abort() override { (void)engine_->Abort(); }
@@ -192,7 +187,7 @@ class EngineBackend final : public c10d::Backend {
   WorkPtr StartOwn(CollectiveEngine::OwnProtocol protocol) {
     tag_.reset();
     return Start({.type = c10d::OpType::ALLREDUCE}, [&](Done done) {
-      engine_->local().StartOwn(std::move(protocol), DefaultTimeout(), std::move(done));
+      engine_->local().StartOwn(std::move(protocol), timeout_, std::move(done));
     });
   }
 
@@ -201,8 +196,8 @@ class EngineBackend final : public c10d::Backend {
     CheckOne(tensors);
     TORCH_CHECK_VALUE(CheckedRank(to) != rank_, "a rank cannot send to itself");
     return Start({.type = c10d::OpType::SEND, .results = tensors}, [&](Done done) {
-      engine_->local().Send(to, static_cast<uint64_t>(tag), BytesOf(tensors.front()),
-                            DefaultTimeout(), std::move(done));
+      engine_->local().Send(to, static_cast<uint64_t>(tag), BytesOf(tensors.front()), timeout_,
+                            std::move(done));
     });
   }
 
@@ -211,16 +206,14 @@ class EngineBackend final : public c10d::Backend {
     CheckOne(tensors);
     TORCH_CHECK_VALUE(CheckedRank(from) != rank_, "a rank cannot receive from itself");
     return Start({.type = c10d::OpType::RECV, .results = tensors}, [&](Done done) {
-      engine_->local().Receive(from, static_cast<uint64_t>(tag), BytesOf(tensors.front()),
-                               DefaultTimeout(), std::move(done));
+      engine_->local().Receive(from, static_cast<uint64_t>(tag), BytesOf(tensors.front()), timeout_,
+                               std::move(done));
     });
   }
 
  private:
   using Done = CollectiveEngine::Done;
   using Parts = std::vector<std::span<std::byte>>;
-
-  absl::Duration DefaultTimeout() const { return absl::FromChrono(options_->timeout); }
 
   int CheckedRank(int64_t rank) const {
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "there is no rank ", rank, " among ", size_);
@@ -240,7 +233,8 @@ class EngineBackend final : public c10d::Backend {
                  std::chrono::milliseconds timeout);
   WorkPtr StartGloo(int tag, const std::function<WorkPtr()>& start) const;
 
-  const c10::intrusive_ptr<EngineOptions> options_;
+  const std::string name_;
+  absl::Duration timeout_;  // of an operation that has none of its own
   const EnginePtr engine_;
   const BackendPtr gloo_;
   std::optional<uint32_t> tag_;
@@ -288,7 +282,7 @@ WorkPtr EngineBackend::Launch(EngineWork::Operation operation, CollectiveRequest
                               std::chrono::milliseconds timeout) {
   request.tag = std::exchange(tag_, std::nullopt);
   const absl::Duration limit =
-      timeout == c10d::kUnsetTimeout ? DefaultTimeout() : absl::FromChrono(timeout);
+      timeout == c10d::kUnsetTimeout ? timeout_ : absl::FromChrono(timeout);
   return Start(std::move(operation),
                [&](Done done) { engine_->Start(std::move(request), limit, std::move(done)); });
 }

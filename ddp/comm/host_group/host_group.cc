@@ -53,7 +53,8 @@ HostGroup::HostGroup(int member, std::shared_ptr<const Segment> segment,
 
 void HostGroup::Begin() {
   MeasureCores();
-  begun_.Notify();
+  begun_.store(true, std::memory_order_release);
+  begun_.notify_all();
 }
 
 HostGroup::~HostGroup() { Leave(); }
@@ -62,7 +63,8 @@ void HostGroup::Leave() {
   if (!thread_.joinable()) return;
   if (in_forked_child()) return thread_.detach();  // the child does not have it
   stop_thread_.store(true, std::memory_order_release);
-  if (!begun_.HasBeenNotified()) begun_.Notify();
+  begun_.store(true, std::memory_order_release);
+  begun_.notify_all();
   Kick();
   thread_.join();
 }
@@ -159,10 +161,6 @@ void WakeSleepers(MemberRow& row) {
 
 }  // namespace
 
-void HostGroup::Notify() {
-  NotifyIf([] { return true; });
-}
-
 void HostGroup::Notify(int member) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   WakeSleepers(segment_->row(member));
@@ -251,7 +249,7 @@ void HostGroup::HoldPlace(std::promise<int>& locked) {
   }
   locked.set_value(result);
   if (result != 0) return;
-  begun_.WaitForNotification();
+  begun_.wait(false, std::memory_order_acquire);
   Serve();
   row.state.store(static_cast<uint32_t>(MemberState::kLeft), std::memory_order_seq_cst);
   ::pthread_mutex_unlock(&row.life);

@@ -14,7 +14,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/death_notice.h"
 #include "base/mutex.h"
@@ -115,11 +114,10 @@ class HostGroup {
   // Numbers what all members make in the same order: 0, 1, 2 and so on.
   uint64_t NextNumber() { return next_number_++; }
 
-  // Wakes the sleeping threads of all members, or of one, because words of this member have
-  // changed. Call it after the store.
-  void Notify();
+  // Wakes the sleeping threads of a member, because words of this member have changed. Call it
+  // after the store.
   void Notify(int member);
-  // As Notify(), when `all()` says that the words of all members have changed, for which the
+  // Does so for all members when `all()` says that the words of all have changed, for which the
   // sleepers wait. Of the members that call it, the last one sees the words of all. So one member
   // wakes the others, each once.
   template <typename All>
@@ -127,7 +125,7 @@ class HostGroup {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (all()) WakeAll();
   }
-  // As Notify(), for the threads of this member alone. The last change before the call must be a
+  // Wakes the sleeping threads of this member. The last change before the call must be a
   // read-modify-write operation, with memory_order_seq_cst, of a word that the sleepers' `done`
   // reads: it takes the place of the fence in Notify().
   void NotifyOwn();
@@ -198,7 +196,7 @@ class HostGroup {
 
   uint64_t next_number_ = 0;
 
-  absl::Notification begun_;
+  std::atomic<bool> begun_ = false;
   std::atomic<bool> stop_thread_ = false;
   Mutex background_mutex_;
   Background background_ ABSL_GUARDED_BY(background_mutex_);

@@ -61,7 +61,7 @@ void RunMembers(int size, const std::function<void(HostGroup&)>& body) {
 // Raises this member's counter, and waits for those of all members.
 bool Meet(HostGroup& group, uint64_t number) {
   group.segment().row(group.member()).signals.store(number, std::memory_order_release);
-  group.Notify();
+  group.NotifyIf([] { return true; });
   return group.Wait(
       [&] {
         for (int member = 0; member < group.size(); ++member) {
@@ -190,7 +190,7 @@ TEST(HostGroupTest, TheBackgroundFunctionIsCalledWhenItIsKickedOrNotified) {
     group.SetBackground(nullptr);
     const int last = calls;
     group.Kick();
-    group.Notify();
+    group.NotifyIf([] { return true; });
     ASSERT_TRUE(Meet(group, 101));
     EXPECT_EQ(calls, last);
   });
