@@ -46,19 +46,23 @@ NameLookup::NameLookup(std::shared_ptr<State> state) : state_(std::move(state)) 
 NameLookup::~NameLookup() = default;
 
 absl::StatusOr<std::unique_ptr<NameLookup>> NameLookup::Start(const std::string& host) {
+  return Start([host] { return LookUp(host); });
+}
+
+absl::StatusOr<std::unique_ptr<NameLookup>> NameLookup::Start(Look look) {
   auto state = std::make_shared<State>();
   state->event.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!state->event.valid()) {
-    return absl::ResourceExhaustedError(absl::StrCat("host name ", host, ": no descriptor"));
+    return absl::ResourceExhaustedError("the lookup of a name: no descriptor");
   }
-  const absl::Status started = StartDetachedThread("name-lookup", [state, host] {
-    state->result = LookUp(host);
+  const absl::Status started = StartDetachedThread("name-lookup", [state, look = std::move(look)] {
+    state->result = look();
     state->done.store(true, std::memory_order_release);
     const uint64_t one = 1;
     (void)!write(state->event.get(), &one, sizeof(one));
   });
   if (!started.ok()) {
-    return absl::ResourceExhaustedError(absl::StrCat("host name ", host, ": ", started.message()));
+    return absl::ResourceExhaustedError(absl::StrCat("the lookup of a name: ", started.message()));
   }
   return std::unique_ptr<NameLookup>(new NameLookup(std::move(state)));
 }

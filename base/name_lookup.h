@@ -1,6 +1,7 @@
 #ifndef DDP_BASE_NAME_LOOKUP_H_
 #define DDP_BASE_NAME_LOOKUP_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,15 +10,19 @@
 
 namespace ddp {
 
-// Looks up the addresses of a host's name, on a thread of its own with the name "name-lookup". In a
-// broken network a lookup takes many seconds and cannot be interrupted. The caller does not block,
-// and may destroy the object early: the detached thread ends when the lookup does.
+// Looks up addresses, of a host's name or by a function, on a thread of its own with the name
+// "name-lookup". In a broken network a lookup takes many seconds and cannot be interrupted. The
+// caller does not block, and may destroy the object early: the detached thread ends when the lookup
+// does.
 //
 // Thread-compatible.
 class NameLookup {
  public:
-  // Starts the lookup. kResourceExhausted: no descriptor or no thread is left.
+  // Start the lookup. kResourceExhausted: no descriptor or no thread is left. `look` blocks, and
+  // owns what it uses.
+  using Look = std::function<absl::StatusOr<std::vector<std::string>>()>;
   static absl::StatusOr<std::unique_ptr<NameLookup>> Start(const std::string& host);
+  static absl::StatusOr<std::unique_ptr<NameLookup>> Start(Look look);
   ~NameLookup();
   NameLookup(const NameLookup&) = delete;
   NameLookup& operator=(const NameLookup&) = delete;
@@ -26,8 +31,8 @@ class NameLookup {
   int fd() const;
   bool done() const;
 
-  // Returns numeric addresses, at least one. kUnavailable: the name has no address now; the message
-  // has the reason. CHECKs done().
+  // Returns the result of `look`. That of a host's name is numeric addresses, at least one.
+  // kUnavailable: the name has no address now; the message has the reason. CHECKs done().
   absl::StatusOr<std::vector<std::string>> Result() const;
 
  private:

@@ -83,7 +83,7 @@ bool RendezvousConnection::Ready() {
 }
 
 void RendezvousConnection::Adopt(store::RedisSocket socket) {
-  dialer_.FoundAt(store::PeerAddress(socket.fd()));
+  dialer_.FoundAt(dialer_.AddressOf(socket));
   Use(std::move(socket));
 }
 

@@ -17,6 +17,7 @@
 #include "launcher/flags/exit_code.h"
 #include "testing/redis/delaying_proxy.h"
 #include "testing/redis/redis_fixture.h"
+#include "testing/redis/sentinels.h"
 #include "testing/redis/tls_certificates.h"
 
 namespace ddp::launcher {
@@ -93,6 +94,28 @@ TEST(DdprunNodesTest, WhatIsWrongWithTlsIsSaidInOneLine) {
   EXPECT_THAT(error_of("rediss://", "tls_ca_cert_file=/nonexistent"),
               HasSubstr("tls_ca_cert_file=/nonexistent: No such file"));
   EXPECT_THAT(error_of("rediss://", "rank=0"), HasSubstr("its certificate is not accepted: "));
+}
+
+// The job restarts on the new master: what it knew of the job lasts.
+TEST(DdprunNodesTest, AJobOutlivesItsMasterBehindSentinels) {
+  const Folder folder;
+  ::ddp::testing::Sentinels sentinels;
+  const DdprunDriver::Options options = {
+      .arguments = Shell({"--nnodes=2", "--rdzv-id=sentinel", "--max-restarts=1",
+                          "--rdzv-endpoint=" + sentinels.endpoint().DebugString()},
+                         "echo up $TORCHELASTIC_RESTART_COUNT >&2\n"
+                         "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0\n"
+                         "until [ -e " +
+                             folder.path() + "/fail ]; do sleep 0.05; done; exit 3")};
+  DdprunDriver first(options);
+  DdprunDriver second(options);
+  first.AwaitStderr("up 0");
+  second.AwaitStderr("up 0");
+  sentinels.KillMaster();
+  std::ofstream(folder.path() + "/fail");
+  EXPECT_EQ(first.Wait(), 0) << first.err();
+  EXPECT_EQ(second.Wait(), 0) << second.err();
+  EXPECT_THAT(first.err(), HasSubstr("up 1"));
 }
 
 // A round trip takes 300 ms, longer than the first attempt to connect.

@@ -90,7 +90,8 @@ inline constexpr FlagSpec kFlagTable[] = {
      " --master-port): at --master-addr, where node 0 starts all that is needed."},
     {"rdzv-endpoint", 0, true, "rdzv_endpoint", HelpGroup::kRendezvous, "", "HOST[:PORT]|URL",
      "The Redis server: HOST, HOST:PORT (6379), [IPv6]:PORT, redis://HOST[:PORT][/DATABASE],"
-     " rediss://... (TLS) or unix:///PATH. Where HOST is an address of this node and nobody serves "
+     " rediss://... (TLS), redis+sentinel://HOST:PORT,.../MASTER or unix:///PATH. Where HOST is an "
+     "address of this node and nobody serves "
      "there, ddprun does."
      " User and password come from DDP_REDIS_USER, DDP_REDIS_PASSWORD or"
      " DDP_REDIS_PASSWORD_FILE."},

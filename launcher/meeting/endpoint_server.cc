@@ -39,9 +39,10 @@ absl::StatusOr<BindProbe> Probe(const store::RedisEndpoint& endpoint, absl::Dura
   return probe;
 }
 
-// A server with TLS needs a certificate, so it is its operator's to start.
+// A server with TLS needs a certificate, and one behind sentinels has peers: both are their
+// operator's to start.
 bool CanStartServer(const store::RedisEndpoint& endpoint) {
-  return !endpoint.is_unix() && !endpoint.tls;
+  return !endpoint.is_unix() && !endpoint.tls && !endpoint.is_behind_sentinels();
 }
 
 void Announce(const store::RedisEndpoint& endpoint, const BindProbe& probe) {
@@ -97,7 +98,7 @@ absl::StatusOr<bool> WouldStartServer(const store::RedisEndpoint& endpoint,
 }
 
 absl::Status AwaitEndpointName(const store::RedisEndpoint& endpoint, absl::Duration name_timeout) {
-  if (endpoint.is_unix()) return absl::OkStatus();
+  if (endpoint.is_unix() || endpoint.is_behind_sentinels()) return absl::OkStatus();
   return AwaitName({.what = Flag(endpoint), .timeout = name_timeout},
                    [&] { return LookUp(endpoint.host); });
 }

@@ -24,9 +24,9 @@ namespace ddp::launcher {
 // - A line on stderr says where the server is, whether a password guards it, and that losing this
 //   node ends membership changes.
 //
-// Returns nullptr when the endpoint is not ours, is a unix socket or has TLS: a server is there, or
-// another node or its operator will start it. The caller keeps the returned guard while the job
-// lives, and calls Watch() on it.
+// Returns nullptr when the endpoint is not ours, is a unix socket, has TLS or is behind sentinels:
+// a server is there, or another node or its operator will start it. The caller keeps the returned
+// guard while the job lives, and calls Watch() on it.
 //
 // Blocks for at most about `name_timeout` while the name cannot be resolved
 // (launcher/meeting/name_wait.h).
@@ -46,7 +46,7 @@ absl::StatusOr<bool> WouldStartServer(const store::RedisEndpoint& endpoint,
                                       absl::Duration name_timeout);
 
 // Blocks until the endpoint's name can be resolved, as StartServerIfOurs() does: for a node that
-// starts no server. Returns at once for a unix socket. Errors: kDeadlineExceeded.
+// starts no server. Returns at once for a unix socket and for sentinels. Errors: kDeadlineExceeded.
 absl::Status AwaitEndpointName(const store::RedisEndpoint& endpoint, absl::Duration name_timeout);
 
 // Sets DDP_REDIS_USER and DDP_REDIS_PASSWORD in this process's environment to the endpoint's, for

@@ -101,7 +101,7 @@ absl::StatusOr<MeetingPlace> FindMeetingPlace(const LaunchOptions& options,
       place = MeetPrivately(folder);
       break;
     case RendezvousKind::kRedis:
-      peer = given->host;
+      peer = given->is_behind_sentinels() ? given->sentinels.front().first : given->host;
       place = MeetAtEndpoint(options, *given, folder);
       break;
     case RendezvousKind::kStatic:

@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "glog/logging.h"
 #include "store/redis/redis_errors.h"
+#include "store/redis/sentinel.h"
 #include "store/redis/wire/redis_reply.h"
 
 namespace ddp::store {
@@ -82,7 +83,12 @@ void RedisDialer::Begin() {
 }
 
 absl::Status RedisDialer::AskForName() {
-  DDP_ASSIGN_OR_RETURN(lookup_, NameLookup::Start(endpoint_.host));
+  if (endpoint_.is_behind_sentinels()) {
+    DDP_ASSIGN_OR_RETURN(
+        lookup_, NameLookup::Start([endpoint = endpoint_] { return AskSentinels(endpoint); }));
+  } else {
+    DDP_ASSIGN_OR_RETURN(lookup_, NameLookup::Start(endpoint_.host));
+  }
   return absl::OkStatus();
 }
 
@@ -105,7 +111,8 @@ void RedisDialer::TakeName() {
 
 void RedisDialer::TryAddresses() {
   to_try_.assign(locator_.addresses().rbegin(), locator_.addresses().rend());
-  is_only_address_ = to_try_.size() == 1;
+  // A sentinel may not know yet that its master has become a replica.
+  is_only_address_ = to_try_.size() == 1 && !endpoint_.is_behind_sentinels();
   StartNext();
 }
 
@@ -136,6 +143,9 @@ void RedisDialer::StartNext() {
 absl::Status RedisDialer::StartOne(const std::string& address) {
   RedisEndpoint target = endpoint_;
   target.host = address;
+  if (endpoint_.is_behind_sentinels()) {
+    DDP_ASSIGN_OR_RETURN(target, ParseRedisEndpoint(address));
+  }
   DDP_ASSIGN_OR_RETURN(RedisSocket socket, RedisSocket::BeginConnecting(target));
   const RacerPlace racer = racers_.emplace(racers_.end(), std::move(socket), *this);
   const absl::Status watched =
@@ -151,7 +161,7 @@ void RedisDialer::OnReady(RacerPlace racer) {
   RedisSocket socket = TakeOut(racer);
   if (greeted.ok() && (!is_replica || is_only_address_)) {
     timeouts_in_a_row_ = 0;
-    locator_.Reached(PeerAddress(socket.fd()));
+    locator_.Reached(AddressOf(socket));
     return Finish(std::move(socket));
   }
   if (!greeted.ok()) {

@@ -28,7 +28,8 @@ namespace ddp::store {
 //
 // The addresses of a name race, as in RFC 8305: a socket to the next address starts 200 ms after
 // the one before it, or at once when one of them has failed. The first server that passes the
-// greeting and is a master wins. A replica is taken only when all others have failed.
+// greeting and is a master wins. A replica is taken only when all others have failed. Sentinels are
+// asked on that thread too, and their answer counts as the name's address.
 //
 // ServerLocator decides when the name is looked up. Attempts at the known addresses continue
 // meanwhile. While no address is known, an attempt waits for the lookup, and fails with the last
@@ -45,9 +46,14 @@ class RedisDialer {
   RedisDialer(const RedisDialer&) = delete;
   RedisDialer& operator=(const RedisDialer&) = delete;
 
-  // Records that other code has reached the server at `address`: a numeric address, or "" for a
-  // unix socket.
+  // Records that other code has reached the server at `address`, an AddressOf() the socket.
   void FoundAt(const std::string& address) { locator_.Reached(address); }
+
+  // Returns the address of the server at the other end of `socket`: numeric, with the port where
+  // Sentinel said it; "" for a unix socket.
+  std::string AddressOf(const RedisSocket& socket) const {
+    return PeerAddress(socket.fd(), endpoint_.is_behind_sentinels());
+  }
 
   // Records that the server that was reached last is not the master: it never was, or it has been
   // demoted. The next attempt starts a lookup of the name and tries that address last. The first

@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
@@ -28,10 +29,12 @@ namespace {
 
 constexpr char kTcpScheme[] = "redis://";
 constexpr char kTlsScheme[] = "rediss://";
+constexpr char kSentinelScheme[] = "redis+sentinel://";
+constexpr int kSentinelPort = 26379;
 constexpr char kUnixScheme[] = "unix://";
 constexpr char kForms[] =
     "expected HOST, HOST:PORT, [IPV6]:PORT, redis://HOST:PORT[/DATABASE], rediss://HOST:PORT "
-    "(TLS) or unix:///PATH";
+    "(TLS), redis+sentinel://HOST:PORT[,HOST:PORT...]/MASTER or unix:///PATH";
 // The parts of an address behind '?', and where they go.
 constexpr std::pair<absl::string_view, std::string RedisEndpoint::*> kTlsFiles[] = {
     {"tls_ca_cert_file", &RedisEndpoint::tls_ca_cert_file},
@@ -133,6 +136,24 @@ absl::Status SetUnixPath(const std::string& text, const std::string& path,
   return absl::OkStatus();
 }
 
+// Parses HOST[:PORT][,...]/MASTER[/DATABASE].
+absl::StatusOr<RedisEndpoint> ParseSentinels(const std::string& text, const std::string& rest) {
+  const std::vector<std::string> parts = absl::StrSplit(rest, '/');
+  RedisEndpoint endpoint;
+  if (parts.size() < 2 || parts.size() > 3 || parts[1].empty()) {
+    return Malformed(text, "the sentinels' name of the master is missing");
+  }
+  for (const absl::string_view authority : absl::StrSplit(parts[0], ',')) {
+    RedisEndpoint sentinel;
+    sentinel.port = kSentinelPort;
+    DDP_RETURN_IF_ERROR(SetAuthority(text, std::string(authority), sentinel));
+    endpoint.sentinels.emplace_back(sentinel.host, sentinel.port);
+  }
+  DDP_ASSIGN_OR_RETURN(endpoint.master_name, PercentDecode(parts[1]));
+  if (parts.size() == 3) DDP_RETURN_IF_ERROR(SetDatabase(text, parts[2], endpoint));
+  return endpoint;
+}
+
 // Parses an endpoint, or the part of a store address before '?'.
 absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text,
                                                 int default_port = RedisEndpoint::kDefaultPort) {
@@ -150,6 +171,9 @@ absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text,
         "could read: set DDP_REDIS_USER and DDP_REDIS_PASSWORD_FILE (or DDP_REDIS_PASSWORD) in the "
         "environment");
   }
+  if (absl::StartsWith(text, kSentinelScheme)) {
+    return ParseSentinels(text, text.substr(sizeof(kSentinelScheme) - 1));
+  }
   std::string authority = text;
   endpoint.tls = absl::StartsWith(text, kTlsScheme);
   if (endpoint.tls || absl::StartsWith(text, kTcpScheme)) {
@@ -161,7 +185,8 @@ absl::StatusOr<RedisEndpoint> ParseWithoutQuery(const std::string& text,
       authority.resize(slash);
     }
   } else if (absl::StrContains(text, "://")) {
-    return Malformed(text, "the scheme is none of redis://, rediss:// and unix://");
+    return Malformed(text,
+                     "the scheme is none of redis://, rediss://, redis+sentinel:// and unix://");
   }
   DDP_RETURN_IF_ERROR(SetAuthority(text, authority, endpoint));
   return endpoint;
@@ -194,6 +219,11 @@ absl::Status TakePart(const std::string& text, const std::string& name, const st
   return SetTlsFile(name, value, endpoint) ? absl::OkStatus() : absl::NotFoundError(name);
 }
 
+std::string HostAndPort(const std::string& host, int port) {
+  const bool v6 = host.find(':') != std::string::npos;
+  return v6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+}
+
 // Returns the endpoint as a URL without credentials. Sets `query` to what has no place in the path:
 // the database of a unix socket, the files for TLS.
 std::string EndpointUrl(const RedisEndpoint& endpoint, std::string& query) {
@@ -205,10 +235,17 @@ std::string EndpointUrl(const RedisEndpoint& endpoint, std::string& query) {
     const std::string& path = endpoint.*file;
     if (!path.empty()) absl::StrAppend(&query, name, "=", PercentEncodeForUrl(path), "&");
   }
-  const bool v6 = endpoint.host.find(':') != std::string::npos;
-  const std::string host = v6 ? absl::StrCat("[", endpoint.host, "]") : endpoint.host;
   const std::string database = endpoint.database == 0 ? "" : absl::StrCat("/", endpoint.database);
-  return absl::StrCat(endpoint.tls ? kTlsScheme : kTcpScheme, host, ":", endpoint.port, database);
+  if (endpoint.is_behind_sentinels()) {
+    const std::string sentinels =
+        absl::StrJoin(endpoint.sentinels, ",", [](std::string* out, const auto& sentinel) {
+          absl::StrAppend(out, HostAndPort(sentinel.first, sentinel.second));
+        });
+    return absl::StrCat(kSentinelScheme, sentinels, "/", PercentEncodeForUrl(endpoint.master_name),
+                        database);
+  }
+  return absl::StrCat(endpoint.tls ? kTlsScheme : kTcpScheme,
+                      HostAndPort(endpoint.host, endpoint.port), database);
 }
 
 }  // namespace
@@ -294,7 +331,7 @@ absl::StatusOr<StoreAddress> ParseStoreAddress(const std::string& url) {
   const size_t mark = url.find('?');
   if (mark == std::string::npos ||
       !(absl::StartsWith(url, kTcpScheme) || absl::StartsWith(url, kTlsScheme) ||
-        absl::StartsWith(url, kUnixScheme))) {
+        absl::StartsWith(url, kSentinelScheme) || absl::StartsWith(url, kUnixScheme))) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", url.find('@') == std::string::npos ? url : "(hidden)",
                      "' is not the address of a store: expected "

@@ -18,6 +18,7 @@ namespace ddp::store {
 // Parses an endpoint that a person typed:
 //   HOST  HOST:PORT  ADDRESS_V6  [ADDRESS_V6]:PORT    (`default_port` where it is left out)
 //   redis://HOST[:PORT][/DATABASE]  rediss://HOST[:PORT][/DATABASE]  unix:///PATH/OF/SOCKET
+//   redis+sentinel://HOST[:PORT][,HOST[:PORT]...]/MASTER[/DATABASE]    (port 26379)
 // After rediss:// (TLS), the files of RedisEndpoint may follow, percent-encoded:
 //   ?tls_ca_cert_file=PATH&tls_cert_file=PATH&tls_key_file=PATH
 // and after unix://, ?database=NUMBER.
@@ -48,9 +49,8 @@ absl::Status ApplyRedisCredentialsFromEnvironment(RedisEndpoint& endpoint);
 // ApplyRedisCredentialsFromEnvironment() about the file.
 absl::StatusOr<std::string> ReadRedisPasswordFile(const std::string& path);
 
-// Parses redis://HOST[:PORT][/DATABASE]?prefix=PREFIX, rediss://HOST[:PORT][/DATABASE]?[tls_...&]
-// prefix=PREFIX or unix:///PATH?[database=N&]prefix=PREFIX, as FormatStoreAddress writes them. The
-// prefix and paths are percent-encoded. Sets no credentials.
+// Parses URL?prefix=PREFIX as FormatStoreAddress writes it; URL: redis://HOST[:PORT][/DATABASE], or
+// another of the URLs above. The prefix and paths are percent-encoded. Sets no credentials.
 //
 // kInvalidArgument: the text has another form, or the prefix is missing or empty.
 absl::StatusOr<StoreAddress> ParseStoreAddress(const std::string& url);

@@ -171,6 +171,23 @@ TEST(RedisEndpointTest, TlsFilesFitTogether) {
             "tls_ca_cert_file is given, but not TLS: write the endpoint as rediss://HOST:PORT");
 }
 
+TEST(RedisEndpointTest, SentinelsHaveAScheme) {
+  const std::string url = "redis+sentinel://a:1,[::1]:26379/my%20master/2";
+  const RedisEndpoint endpoint = *ParseRedisEndpoint("redis+sentinel://a:1,[::1]/my%20master/2");
+  EXPECT_TRUE(endpoint.is_behind_sentinels());
+  EXPECT_EQ(endpoint.master_name, "my master");
+  EXPECT_EQ(endpoint.database, 2);
+  EXPECT_EQ(endpoint.DebugString(), url);
+  EXPECT_EQ(*ParseRedisEndpoint(FormatRedisEndpoint(endpoint)), endpoint);
+  const StoreAddress address = {endpoint, "p:"};
+  EXPECT_EQ(*ParseStoreAddress(FormatStoreAddress(address)), address);
+  for (const char* text :
+       {"redis+sentinel://a", "redis+sentinel://a/", "redis+sentinel:///m", "redis+sentinel://a,/m",
+        "redis+sentinel://a:0/m", "redis+sentinel://a/m/x", "redis+sentinel://a/m/0/1"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseRedisEndpoint(text).status())) << text;
+  }
+}
+
 TEST(RedisEndpointTest, AUnixSocketsUrlHasItsDatabase) {
   RedisEndpoint endpoint = *ParseRedisEndpoint("unix:///run/redis.sock?database=3");
   EXPECT_EQ(endpoint.database, 3);

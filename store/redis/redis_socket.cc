@@ -148,11 +148,18 @@ bool RedisSocket::IsBroken() const {
   return count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
-std::string PeerAddress(int fd) {
+std::string PeerAddress(int fd, bool with_port) {
   sockaddr_storage peer{};
   socklen_t size = sizeof(peer);
   auto* const address = reinterpret_cast<sockaddr*>(&peer);
-  return getpeername(fd, address, &size) == 0 ? NumericAddress(address, size) : "";
+  if (getpeername(fd, address, &size) != 0) return "";
+  std::string text = NumericAddress(address, size);
+  if (text.empty() || !with_port) return text;
+  if (address->sa_family == AF_INET6) {
+    const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(&peer);
+    return absl::StrCat("[", text, "]:", ntohs(v6->sin6_port));
+  }
+  return absl::StrCat(text, ":", ntohs(reinterpret_cast<const sockaddr_in*>(&peer)->sin_port));
 }
 
 bool AwaitSocket(int fd, short events, absl::Time deadline) {

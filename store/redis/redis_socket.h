@@ -75,9 +75,9 @@ class RedisSocket {
   std::unique_ptr<TlsSession> tls_;  // null: no TLS, or not connected yet
 };
 
-// Returns the numeric address of a TCP socket's peer: "10.0.0.1", "fd00::1". Empty for a unix
-// socket and for a socket that is not connected.
-std::string PeerAddress(int fd);
+// Returns the numeric address of a TCP socket's peer: "10.0.0.1", "fd00::1"; `with_port`:
+// "10.0.0.1:6379", "[fd00::1]:6379". Empty for a unix socket and for one that is not connected.
+std::string PeerAddress(int fd, bool with_port = false);
 
 // Blocks until `fd` has one of the poll(2) `events` or an error, or until `deadline`. Returns false
 // at the deadline.

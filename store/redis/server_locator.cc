@@ -15,7 +15,8 @@ constexpr absl::Duration kPauseMax = absl::Seconds(30);
 }  // namespace
 
 ServerLocator::ServerLocator(const RedisEndpoint& endpoint)
-    : has_name_(!endpoint.is_unix() && !IsNumericAddress(endpoint.host)) {
+    : has_name_(!endpoint.is_unix() && !IsNumericAddress(endpoint.host)),
+      longest_pause_(endpoint.is_behind_sentinels() ? kPauseMin : kPauseMax) {
   if (!has_name_) addresses_ = {endpoint.host};
 }
 
@@ -51,7 +52,7 @@ void ServerLocator::NameFailed(const absl::Status& why, absl::Time now) {
 
 void ServerLocator::NoteLookup(absl::Time now) {
   last_lookup_ = now;
-  pause_ = knows_address() ? std::clamp(2 * pause_, kPauseMin, kPauseMax) : kPauseMin;
+  pause_ = knows_address() ? std::clamp(2 * pause_, kPauseMin, longest_pause_) : kPauseMin;
 }
 
 void ServerLocator::PutInOrder() {

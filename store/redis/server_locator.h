@@ -23,6 +23,7 @@ namespace ddp::store {
 //   - The address that was reached comes first, and the one that was doubted last, also after
 //     another lookup. The others keep the name's order.
 //   - A numeric address or a unix socket has no name: it is always known, and never due.
+//   - Sentinels stand for the name of their master. They answer at once, so the pause stays short.
 //
 // Pure: events and the time in, decisions out. Thread-compatible.
 class ServerLocator {
@@ -67,6 +68,7 @@ class ServerLocator {
   void PutInOrder();
 
   const bool has_name_;
+  const absl::Duration longest_pause_;
 
   std::vector<std::string> addresses_;
   std::string reached_;  // empty: none

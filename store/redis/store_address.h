@@ -3,6 +3,8 @@
 #define DDP_STORE_REDIS_STORE_ADDRESS_H_
 
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace ddp::store {
 
@@ -10,9 +12,15 @@ namespace ddp::store {
 struct RedisEndpoint {
   static constexpr int kDefaultPort = 6379;
 
-  // The host of a TCP server: a name or an address (IPv6 without brackets). Empty with `unix_path`.
+  // The host of a TCP server: a name or an address (IPv6 without brackets). Empty with `unix_path`
+  // and with `sentinels`.
   std::string host;
   int port = kDefaultPort;
+
+  // Hosts and ports of Redis Sentinels, which know the address of the master `master_name`. Empty:
+  // the address does not come from Sentinel.
+  std::vector<std::pair<std::string, int>> sentinels;
+  std::string master_name;
 
   // The absolute path of a server's unix socket. Empty with `host`.
   std::string unix_path;
@@ -37,6 +45,7 @@ struct RedisEndpoint {
   std::string tls_key_file;
 
   bool is_unix() const { return !unix_path.empty(); }
+  bool is_behind_sentinels() const { return !sentinels.empty(); }
 
   // Returns the address for messages: "127.0.0.1:6379", "[::1]:6379/2", "unix:///run/redis.sock",
   // "rediss://redis.example:6379".
