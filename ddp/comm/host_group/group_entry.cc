@@ -114,9 +114,8 @@ absl::Status Entry::Make(MemoryOfRank& memory) {
   memory.arena_bytes = arena.reservation();
   memory.segment = memory.arena;
   if (place_.member != 0) return absl::OkStatus();
-  DDP_ASSIGN_OR_RETURN(Segment segment, Segment::Make(place_.size));
-  memory.segment = ProcessFile::Of(segment.fd());
-  segment_ = std::make_shared<const Segment>(std::move(segment));
+  DDP_ASSIGN_OR_RETURN(segment_, Segment::Make(place_.size));
+  memory.segment = ProcessFile::Of(segment_->fd());
   return absl::OkStatus();
 }
 
@@ -127,8 +126,7 @@ absl::Status Entry::Map(const std::vector<std::string>& texts) {
     DDP_ASSIGN_OR_RETURN(const MemoryOfRank memory, ParseMemory(texts[place_.first_rank + member]));
     if (member == 0 && place_.member != 0) {
       DDP_ASSIGN_OR_RETURN(UniqueFd file, memory.segment.Open());
-      DDP_ASSIGN_OR_RETURN(Segment segment, Segment::Map(std::move(file), place_.size));
-      segment_ = std::make_shared<const Segment>(std::move(segment));
+      DDP_ASSIGN_OR_RETURN(segment_, Segment::Map(std::move(file), place_.size));
     }
     DDP_ASSIGN_OR_RETURN(UniqueFd file, memory.arena.Open());
     DDP_ASSIGN_OR_RETURN(auto arena, PeerArena::Map(std::move(file), memory.arena_bytes));

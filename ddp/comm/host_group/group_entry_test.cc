@@ -95,7 +95,7 @@ class Visitor {
                 absl::SimpleAtoi(words[3], &file.fd));
     const auto segment = Segment::Map(file.Open().value(), ranks_);
     ASSERT_TRUE(segment.ok()) << segment.status();
-    std::thread([&] { ASSERT_EQ(::pthread_mutex_lock(&segment->row(rank_).life), 0); }).join();
+    std::thread([&] { ASSERT_EQ(::pthread_mutex_lock(&(*segment)->row(rank_).life), 0); }).join();
   }
 
  private:
@@ -285,7 +285,7 @@ TEST_F(GroupEntryTest, AnotherUserCanMapNothing) {
 }
 
 TEST_F(GroupEntryTest, APlaceHasOneProcess) {
-  const auto segment = std::make_shared<const Segment>(Segment::Make(3).value());
+  const auto segment = Segment::Make(3).value();
   const auto first = HostGroup::Make(2, segment, {});
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_THAT(HostGroup::Make(2, segment, {}).status().message(),

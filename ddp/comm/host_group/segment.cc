@@ -46,14 +46,6 @@ Segment::Segment(UniqueFd fd, int size)
       mailboxes_(staging_ + static_cast<size_t>(size) * 2 * kStagingBytes),
       bytes_(mailboxes_ + static_cast<size_t>(size) * size * kMailboxBytes) {}
 
-Segment::Segment(Segment&& other) noexcept
-    : fd_(std::move(other.fd_)),
-      size_(other.size_),
-      staging_(other.staging_),
-      mailboxes_(other.mailboxes_),
-      bytes_(other.bytes_),
-      base_(std::exchange(other.base_, nullptr)) {}
-
 Segment::~Segment() {
   if (base_ != nullptr) ::munmap(base_, bytes_);
 }
@@ -66,50 +58,50 @@ absl::Status Segment::MapAll() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Segment> Segment::Make(int size) {
+absl::StatusOr<Segment::Pointer> Segment::Make(int size) {
   if (size < 1 || size > kMaxMembers) {
     return absl::InvalidArgumentError(
         absl::StrCat("a host has ", size, " ranks of a group; ", kMaxMembers, " can share memory"));
   }
   UniqueFd fd(::memfd_create("ddp-group", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return Error("memfd_create");
-  Segment segment(std::move(fd), size);
+  const std::shared_ptr<Segment> segment(new Segment(std::move(fd), size));
   // ftruncate() would raise SIGXFSZ.
   rlimit limit = {};
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < segment.bytes_) {
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < segment->bytes_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the limit of file sizes (ulimit -f) is ", limit.rlim_cur, " bytes, and ",
-                     size, " ranks of a host share ", segment.bytes_, " bytes of memory"));
+                     size, " ranks of a host share ", segment->bytes_, " bytes of memory"));
   }
-  if (::ftruncate(segment.fd(), static_cast<off_t>(segment.bytes_)) != 0) {
+  if (::ftruncate(segment->fd(), static_cast<off_t>(segment->bytes_)) != 0) {
     return Error("sizing the memory of a group");
   }
   // A member that shrinks the file would end the others by SIGBUS.
-  if (::fcntl(segment.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  if (::fcntl(segment->fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return Error("sealing the memory of a group");
   }
-  if (absl::Status status = segment.MapAll(); !status.ok()) return status;
-  SegmentHeader* const header = new (segment.base_) SegmentHeader{.magic = kMagic};
+  if (absl::Status status = segment->MapAll(); !status.ok()) return status;
+  SegmentHeader* const header = new (segment->base_) SegmentHeader{.magic = kMagic};
   header->size = static_cast<uint32_t>(size);
   for (int member = 0; member < size; ++member) {
-    MemberRow* const row = new (&segment.row(member)) MemberRow{};
+    MemberRow* const row = new (&segment->row(member)) MemberRow{};
     if (absl::Status status = InitLife(row->life); !status.ok()) return status;
   }
   return segment;
 }
 
-absl::StatusOr<Segment> Segment::Map(UniqueFd fd, int size) {
+absl::StatusOr<Segment::Pointer> Segment::Map(UniqueFd fd, int size) {
   if (size < 1 || size > kMaxMembers) return absl::InvalidArgumentError("no such group size");
-  Segment segment(std::move(fd), size);
+  const std::shared_ptr<Segment> segment(new Segment(std::move(fd), size));
   struct stat file {};
-  if (::fstat(segment.fd(), &file) != 0) return Error("fstat");
-  const int seals = ::fcntl(segment.fd(), F_GET_SEALS);
-  if (static_cast<size_t>(file.st_size) != segment.bytes_ || seals < 0 ||
+  if (::fstat(segment->fd(), &file) != 0) return Error("fstat");
+  const int seals = ::fcntl(segment->fd(), F_GET_SEALS);
+  if (static_cast<size_t>(file.st_size) != segment->bytes_ || seals < 0 ||
       (seals & F_SEAL_SHRINK) == 0) {
     return absl::FailedPreconditionError("the memory that a peer has sent is not that of a group");
   }
-  if (absl::Status status = segment.MapAll(); !status.ok()) return status;
-  if (segment.header().magic != kMagic || segment.header().size != static_cast<uint32_t>(size)) {
+  if (absl::Status status = segment->MapAll(); !status.ok()) return status;
+  if (segment->header().magic != kMagic || segment->header().size != static_cast<uint32_t>(size)) {
     return absl::FailedPreconditionError(
         "the memory that a peer has sent is that of another version of this library, or of a "
         "group of another size");

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
@@ -106,15 +107,17 @@ struct MailboxHeader {
 // One process's mapping of the segment. Thread-safe: all methods are constant.
 class Segment {
  public:
+  using Pointer = std::shared_ptr<const Segment>;
+
   // Makes the segment of a group of `size` members, with no member in it.
-  static absl::StatusOr<Segment> Make(int size);
+  static absl::StatusOr<Pointer> Make(int size);
 
   // Maps a segment that another process has made. An error when the descriptor is not that of a
   // segment for `size` members.
-  static absl::StatusOr<Segment> Map(UniqueFd fd, int size);
+  static absl::StatusOr<Pointer> Map(UniqueFd fd, int size);
 
-  Segment(Segment&& other) noexcept;
-  Segment& operator=(Segment&&) = delete;
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
   ~Segment();
 
   int fd() const { return fd_.get(); }
@@ -152,11 +155,11 @@ class Segment {
   absl::Status MapAll();
   MemberRow* rows() const { return reinterpret_cast<MemberRow*>(base_ + 4096); }
 
-  UniqueFd fd_;
-  int size_ = 0;
-  size_t staging_ = 0;
-  size_t mailboxes_ = 0;
-  size_t bytes_ = 0;
+  const UniqueFd fd_;
+  const int size_;
+  const size_t staging_;    // offset of the first staging buffer
+  const size_t mailboxes_;  // of the first mailbox
+  const size_t bytes_;
   std::byte* base_ = nullptr;
 };
 

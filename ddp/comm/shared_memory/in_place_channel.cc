@@ -82,7 +82,7 @@ class RetiredBlocks {
 // the words of the places, then those that count the pieces. Then come two halves of packed arrays,
 // which take turns pass by pass.
 struct InPlaceChannel::Block {
-  std::atomic<uint64_t> arrivals;  // passes at whose end the member has arrived
+  std::atomic<uint64_t> arrivals;  // in member 0's block: of all members, at the ends of passes
   uint64_t large = 0;              // number of words
   uint64_t small_bytes = 0;        // of one half
 
@@ -309,9 +309,7 @@ bool InPlaceChannel::MayAdvance() const {
 }
 
 bool InPlaceChannel::AllArrived() const {
-  return std::all_of(blocks_.begin(), blocks_.end(), [this](const Block* block) {
-    return block->arrivals.load(std::memory_order_acquire) >= pass_;
-  });
+  return blocks_[0]->arrivals.load(std::memory_order_acquire) >= pass_ * size_;
 }
 
 bool InPlaceChannel::Advance() {
@@ -324,7 +322,7 @@ bool InPlaceChannel::Advance() {
     if (liar_ >= 0) group_->Abort();
     if (!waiting_.empty() || group_->ended()) return false;
     arrived_.store(true, std::memory_order_release);
-    blocks_[member_]->arrivals.store(pass_, std::memory_order_release);
+    blocks_[0]->arrivals.fetch_add(1, std::memory_order_acq_rel);
     group_->NotifyIf([this] { return AllArrived(); });
   }
   if (!AllArrived()) return false;

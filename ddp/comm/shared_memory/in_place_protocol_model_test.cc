@@ -46,7 +46,7 @@ struct Member {
   uint8_t pass = 1;
   uint8_t published = 0;  // how many arrays, in the member's order
   uint8_t waiting = 0;    // a bit for each published array with pieces to take
-  uint8_t arrivals = 0;   // passes
+  uint8_t arrived = 0;    // the pass
   uint8_t activity = kIdle;
   uint8_t array = 0;  // of the activity
   uint8_t piece = 0;
@@ -61,6 +61,7 @@ struct Region {
 struct State {
   Member member[kMost];
   uint8_t word[kMost][kArrays] = {};  // the pass in which the member has published the array
+  uint8_t arrivals = 0;               // of all members, at the ends of all passes
   uint8_t taken_pass[kArrays] = {};
   uint8_t taken[kArrays] = {};
   Region memory[kMost][kArrays][kMost];  // member, array, piece
@@ -115,12 +116,13 @@ class InPlaceModel {
     }
     const bool done =
         self.published == kArrays && (self.waiting == 0 || mutation_ == Mutation::kArriveEarly);
-    if (done && self.arrivals < self.pass) {
+    if (done && self.arrived < self.pass) {
       State next = state;
-      next.member[member].arrivals = self.pass;
+      next.member[member].arrived = self.pass;
+      ++next.arrivals;
       emit(next);
     }
-    if (self.arrivals == self.pass &&
+    if (self.arrived == self.pass &&
         (AllArrived(state, self.pass) || mutation_ == Mutation::kLeaveAtOnce)) {
       State next = state;
       next.member[member].activity = kReading;
@@ -166,11 +168,12 @@ class InPlaceModel {
     emit(next);
     const bool arrives = mutation_ == Mutation::kArriveWhileSumming &&
                          state.member[member].activity == kSumming &&
-                         state.member[member].arrivals < state.member[member].pass &&
+                         state.member[member].arrived < state.member[member].pass &&
                          state.member[member].published == kArrays;
     if (arrives) {
       next = state;
-      next.member[member].arrivals = next.member[member].pass;
+      next.member[member].arrived = next.member[member].pass;
+      ++next.arrivals;
       emit(next);
     }
     return "";
@@ -256,12 +259,7 @@ class InPlaceModel {
     return true;
   }
 
-  bool AllArrived(const State& state, uint8_t pass) const {
-    for (int member = 0; member < size_; ++member) {
-      if (state.member[member].arrivals < pass) return false;
-    }
-    return true;
-  }
+  bool AllArrived(const State& state, uint8_t pass) const { return state.arrivals >= pass * size_; }
 
   const int size_;
   const int pieces_;
