@@ -3,7 +3,6 @@
 // This process is the keeper. The agent, in a child process, runs the job (launcher/job.h).
 
 #include <fcntl.h>
-#include <gflags/gflags.h>
 #include <glog/logging.h>
 #include <signal.h>
 #include <sys/random.h>
@@ -44,62 +43,6 @@
 #include "launcher/watch/status_command.h"
 #include "store/redis/redis_endpoint.h"
 
-// Meanings and defaults of these flags are in launcher/flags/flag_table.h.
-#define DDPRUN_FLAG(name)                                                                    \
-  DEFINE_string(name, ::ddp::launcher::TextOf(::ddp::launcher::FlagOf(#name).default_value), \
-                "see ddprun --help")
-#define DDPRUN_SWITCH(name) DEFINE_bool(name, false, "see ddprun --help")
-DDPRUN_FLAG(nnodes);
-DDPRUN_FLAG(nproc_per_node);
-DDPRUN_FLAG(role);
-DDPRUN_FLAG(node_rank);
-DDPRUN_FLAG(master_addr);
-DDPRUN_FLAG(master_port);
-DDPRUN_FLAG(local_addr);
-DDPRUN_SWITCH(module);
-DDPRUN_SWITCH(no_python);
-DDPRUN_SWITCH(run_path);
-DDPRUN_FLAG(start_method);
-DDPRUN_SWITCH(virtual_local_rank);
-DDPRUN_FLAG(numa_binding);
-DDPRUN_SWITCH(standalone);
-DDPRUN_FLAG(rdzv_backend);
-DDPRUN_FLAG(rdzv_endpoint);
-DDPRUN_FLAG(rdzv_id);
-DDPRUN_FLAG(rdzv_conf);
-DDPRUN_FLAG(lease_ms);
-DDPRUN_FLAG(heartbeat_ms);
-DDPRUN_FLAG(store_outage_timeout);
-DDPRUN_FLAG(max_restarts);
-DDPRUN_FLAG(max_node_losses);
-DDPRUN_FLAG(node_unit);
-DDPRUN_FLAG(scale_up_delay);
-DDPRUN_FLAG(no_progress_limit);
-DDPRUN_FLAG(quarantine_strikes);
-DDPRUN_FLAG(hang_timeout);
-DDPRUN_FLAG(fault_grace_ms);
-DDPRUN_FLAG(shutdown_timeout);
-DDPRUN_FLAG(termination_grace);
-DDPRUN_FLAG(uninterruptible_timeout);
-DDPRUN_FLAG(kill_timeout);
-DDPRUN_FLAG(stuck_timeout);
-DDPRUN_FLAG(exit_barrier_timeout);
-DDPRUN_FLAG(signals_to_handle);
-DDPRUN_FLAG(exit_code);
-DDPRUN_FLAG(monitor_interval);
-DDPRUN_FLAG(straggler_factor);
-DDPRUN_FLAG(metrics_port);
-DDPRUN_FLAG(event_log_file);
-DDPRUN_FLAG(event_log_handler);
-DDPRUN_FLAG(worker_log_dir);
-DDPRUN_FLAG(redirects);
-DDPRUN_FLAG(tee);
-DDPRUN_FLAG(local_ranks_filter);
-DDPRUN_FLAG(duplicate_stdout_filters);
-DDPRUN_FLAG(duplicate_stderr_filters);
-DDPRUN_FLAG(log_line_prefix_template);
-DDPRUN_FLAG(logs_specs);
-
 namespace ddp::launcher {
 namespace {
 
@@ -129,22 +72,6 @@ void InitLogging(LogLines* lines) {
   google::AddLogSink(lines);
   if (std::getenv("GLOG_minloglevel") == nullptr) FLAGS_minloglevel = google::GLOG_WARNING;
   google::InitGoogleLogging("ddprun");
-}
-
-FlagValues ReadFlags(const CommandLine& command_line) {
-  std::vector<std::string> arguments = {"ddprun"};
-  arguments.insert(arguments.end(), command_line.gflags.begin(), command_line.gflags.end());
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  int argc = static_cast<int>(pointers.size());
-  char** argv = pointers.data();
-  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  FlagValues values;
-  for (const FlagSpec& flag : kFlagTable) {
-    if (flag.gflag == nullptr) continue;
-    CHECK(gflags::GetCommandLineOption(flag.gflag, &values[flag.gflag])) << flag.gflag;
-  }
-  return values;
 }
 
 // Run id (torchrun's default) for nodes that must share one when the user gave none.
@@ -196,11 +123,11 @@ absl::Status CheckOneMachine(const std::string& name, const std::string& host) {
 absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions& options,
                                                              const FlagReader& flags) {
   const RendezvousOptions& rendezvous = options.rendezvous;
-  const std::string name = flags.NameOf("rdzv_endpoint");
+  const std::string name = flags.NameOf("rdzv-endpoint");
   if (rendezvous.kind == RendezvousKind::kStatic) {
     // An endpoint counts as the master's address.
-    const bool has_endpoint = flags.IsGiven("rdzv_endpoint");
-    DDP_RETURN_IF_ERROR(CheckOneMachine(has_endpoint ? name : flags.NameOf("master_addr"),
+    const bool has_endpoint = flags.IsGiven("rdzv-endpoint");
+    DDP_RETURN_IF_ERROR(CheckOneMachine(has_endpoint ? name : flags.NameOf("master-addr"),
                                         options.config.master_addr));
   }
   if (rendezvous.kind != RendezvousKind::kRedis) return std::nullopt;
@@ -214,7 +141,7 @@ absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions
   for (const auto& [file, path] : rendezvous.tls_files) store::SetTlsFile(file, path, *endpoint);
   if (const absl::Status checked = store::CheckTlsFiles(*endpoint); !checked.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(flags.NameOf("rdzv_conf"), ": ", std::string(checked.message())));
+        absl::StrCat(flags.NameOf("rdzv-conf"), ": ", std::string(checked.message())));
   }
   DDP_RETURN_IF_ERROR(store::ApplyRedisCredentialsFromEnvironment(*endpoint));
   return *endpoint;
@@ -274,17 +201,15 @@ int Main(int argc, char** argv) {
     std::puts(Answer(*command_line).c_str());
     return 0;
   }
-  const FlagValues flags = ReadFlags(*command_line);
+  const FlagReader flags(command_line->flags);
   static LogLines log_lines;  // static: threads may log until the process ends
   InitLogging(&log_lines);
-  absl::StatusOr<LaunchOptions> options =
-      ParseLaunchOptions(flags, command_line->spelled, ReadHostResources());
+  absl::StatusOr<LaunchOptions> options = ParseLaunchOptions(flags, ReadHostResources());
   if (!options.ok()) return Fail(options.status(), kUsageError);
   for (const std::string& notice : options->notices) {
     Say(notice);
   }
-  absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint =
-      Endpoint(*options, FlagReader(flags, command_line->spelled));
+  absl::StatusOr<std::optional<store::RedisEndpoint>> endpoint = Endpoint(*options, flags);
   if (!endpoint.ok()) return Fail(endpoint.status(), kUsageError);
   absl::StatusOr<std::vector<std::string>> command =
       WorkerCommand({.kind = options->program_kind,

@@ -8,7 +8,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "launcher/flags/exit_code.h"
-#include "launcher/flags/flag_reader.h"
 
 namespace ddp::launcher {
 namespace {
@@ -16,13 +15,6 @@ namespace {
 std::string WithDashes(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
   return name;
-}
-
-const FlagSpec* FindLong(const std::string& name) {
-  for (const FlagSpec& flag : kFlagTable) {
-    if (WithDashes(name) == flag.name) return &flag;
-  }
-  return nullptr;
 }
 
 const FlagSpec* FindShort(char name) {
@@ -65,7 +57,7 @@ absl::StatusOr<Token> ReadLong(const std::string& argument) {
   const size_t equals = argument.find('=');
   Token token;
   token.spelled = argument.substr(0, equals);
-  token.flag = FindLong(token.spelled.substr(2));
+  token.flag = FindFlag(WithDashes(token.spelled.substr(2)));
   if (token.flag == nullptr) return UnknownFlag(token.spelled, token.spelled.substr(2));
   if (equals != std::string::npos) token.value = argument.substr(equals + 1);
   return token;
@@ -91,8 +83,7 @@ bool LooksLikeFlag(const std::string& argument) {
 
 void Set(const FlagSpec& flag, const std::string& spelled, const std::string& value,
          CommandLine& result) {
-  result.gflags.push_back(absl::StrCat("--", flag.gflag, "=", value));
-  result.spelled[flag.gflag] = spelled;
+  result.flags[flag.name] = {.value = value, .spelled = spelled};
 }
 
 absl::Status SetFromVariable(const FlagSpec& flag, const std::string& name,
@@ -127,7 +118,7 @@ absl::Status ReadEnvironment(const VariableGetter& environment, CommandLine& res
 }
 
 // Returns true for flags that the parser itself answers.
-bool IsOurs(const FlagSpec& flag) { return flag.gflag == nullptr; }
+bool IsOurs(const FlagSpec& flag) { return flag.group == HelpGroup::kOther; }
 
 void Answer(const FlagSpec& flag, const std::string& value, CommandLine& result) {
   if (std::strcmp(flag.name, "help") == 0) {

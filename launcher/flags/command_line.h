@@ -1,21 +1,19 @@
 #ifndef DDP_LAUNCHER_FLAGS_COMMAND_LINE_H_
 #define DDP_LAUNCHER_FLAGS_COMMAND_LINE_H_
 
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/environment.h"
+#include "launcher/flags/flag_reader.h"
 #include "launcher/flags/flag_table.h"
 
 // Parser of ddprun's command line and of the PET_* variables.
 //
 // The table of flags (launcher/flags/flag_table.h) decides where ddprun's own flags end and the
-// program begins. gflags gets only ddprun's flags, as `--name=value` under the name that it knows.
-// gflags alone would read the program's own arguments, exit with 1 at an unknown flag, and read
-// `--log-dir` and `-v` as glog's.
+// program begins. (gflags would read the program's own arguments too.)
 //
 // Pure functions of their arguments. Thread: any.
 namespace ddp::launcher {
@@ -28,12 +26,9 @@ struct CommandLine {
   // Shell that --print-completion named; empty when the flag was not given.
   std::string completion;
 
-  // Arguments for gflags, `--name=value` each. Values of the environment come first, then those of
-  // the command line: the last one counts.
-  std::vector<std::string> gflags;
-
-  // Gflags name -> the spelling of the user's last setting: "--nproc_per_node", "-t", "PET_NNODES".
-  std::map<std::string, std::string> spelled;
+  // The flags that the command line sets, and those that only a variable sets. The last setting on
+  // the command line counts.
+  GivenFlags flags;
 
   // Program and its own arguments, untouched. Never empty unless `help`, `version` or `completion`
   // is set.

@@ -6,6 +6,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -44,52 +45,25 @@ absl::StatusOr<CommandLine> Parse(const Words& arguments, const Words& environme
   });
 }
 
-const FlagSpec& SpecOf(const std::string& gflag) {
-  for (const FlagSpec& flag : kFlagTable) {
-    if (flag.gflag != nullptr && gflag == flag.gflag) return flag;
-  }
-  LOG(FATAL) << "gflags has no flag " << gflag;
-}
-
-// Splits "--name=value".
-std::pair<std::string, std::string> NameAndValue(const std::string& entry) {
-  const size_t equals = entry.find('=');
-  CHECK(entry.rfind("--", 0) == 0 && equals != std::string::npos) << entry;
-  return {entry.substr(2, equals - 2), entry.substr(equals + 1)};
-}
-
 // Switches that a variable turns off are not written: no flag turns one off.
 void CheckWrittenDown(const CommandLine& command_line) {
   Words arguments;
-  Words expected;
-  for (const std::string& entry : command_line.gflags) {
-    const auto [gflag, value] = NameAndValue(entry);
-    const FlagSpec& spec = SpecOf(gflag);
-    CHECK(command_line.spelled.contains(gflag)) << gflag;
-    if (!spec.takes_value && value != "true") continue;
-    arguments.push_back(absl::StrCat("--", spec.name, spec.takes_value ? "=" + value : ""));
-    expected.push_back(entry);
+  std::map<std::string, std::string> expected;
+  for (const auto& [name, flag] : command_line.flags) {
+    const FlagSpec* const spec = FindFlag(name);
+    CHECK(spec != nullptr) << name;
+    if (!spec->takes_value && flag.value != "true") continue;
+    arguments.push_back(absl::StrCat("--", name, spec->takes_value ? "=" + flag.value : ""));
+    expected[name] = flag.value;
   }
   arguments.emplace_back("--");
   arguments.insert(arguments.end(), command_line.program.begin(), command_line.program.end());
   const absl::StatusOr<CommandLine> again = Parse(arguments, {});
   CHECK(again.ok()) << again.status();
-  CHECK(again->gflags == expected) << absl::StrJoin(again->gflags, " ");
+  std::map<std::string, std::string> read;
+  for (const auto& [name, flag] : again->flags) read[name] = flag.value;
+  CHECK(read == expected) << absl::StrJoin(arguments, " ");
   CHECK(again->program == command_line.program);
-}
-
-// Returns the flags as main() reads them from gflags.
-FlagValues ValuesOf(const CommandLine& command_line) {
-  FlagValues values;
-  for (const FlagSpec& flag : kFlagTable) {
-    if (flag.gflag != nullptr)
-      values[flag.gflag] = flag.takes_value ? TextOf(flag.default_value) : "false";
-  }
-  for (const std::string& entry : command_line.gflags) {
-    const auto [gflag, value] = NameAndValue(entry);
-    values[gflag] = value;
-  }
-  return values;
 }
 
 void CheckOptions(const LaunchOptions& options) {
@@ -131,7 +105,7 @@ void CheckWords(const Words& arguments, const Words& environment) {
   CHECK(
       std::equal(command_line->program.rbegin(), command_line->program.rend(), arguments.rbegin()));
   CheckWrittenDown(*command_line);
-  const auto options = ParseLaunchOptions(ValuesOf(*command_line), command_line->spelled,
+  const auto options = ParseLaunchOptions(FlagReader(command_line->flags),
                                           {.cpus = 8, .gpus = 2, .named_devices = {}});
   if (!options.ok()) return CheckError(options.status());
   CheckOptions(*options);

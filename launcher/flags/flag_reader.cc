@@ -59,62 +59,60 @@ bool ParseSeconds(const std::string& text, absl::Duration* value) {
   return true;
 }
 
-const std::string& FlagReader::Text(const std::string& gflag) const {
-  const auto found = values_.find(gflag);
-  CHECK(found != values_.end()) << "no flag " << gflag;
-  return found->second;
+std::string FlagReader::Text(const std::string& name) const {
+  const FlagSpec* const flag = FindFlag(name);
+  CHECK(flag != nullptr) << "no flag " << name;
+  const auto found = given_.find(name);
+  if (found != given_.end()) return found->second.value;
+  return flag->takes_value ? TextOf(flag->default_value) : "false";
 }
 
-bool FlagReader::IsGiven(const std::string& gflag) const {
-  return spelled_.count(gflag) != 0 && !Text(gflag).empty();
+bool FlagReader::IsGiven(const std::string& name) const {
+  return given_.contains(name) && !Text(name).empty();
 }
 
-bool FlagReader::IsGivenAsFlag(const std::string& gflag) const {
-  return IsGiven(gflag) && spelled_.at(gflag).rfind('-', 0) == 0;
+bool FlagReader::IsGivenAsFlag(const std::string& name) const {
+  return IsGiven(name) && given_.at(name).spelled.starts_with('-');
 }
 
-std::string FlagReader::NameOf(const std::string& gflag) const {
-  const auto found = spelled_.find(gflag);
-  if (found != spelled_.end()) return found->second;
-  for (const FlagSpec& flag : kFlagTable) {
-    if (flag.gflag != nullptr && gflag == flag.gflag) return absl::StrCat("--", flag.name);
-  }
-  return absl::StrCat("--", gflag);
+std::string FlagReader::NameOf(const std::string& name) const {
+  const auto found = given_.find(name);
+  return found != given_.end() ? found->second.spelled : absl::StrCat("--", name);
 }
 
-absl::Status FlagReader::BadValue(const std::string& gflag, const std::string& expected) const {
+absl::Status FlagReader::BadValue(const std::string& name, const std::string& expected) const {
   return absl::InvalidArgumentError(
-      absl::StrCat(NameOf(gflag), "=", Shown(Text(gflag)), ": ", expected));
+      absl::StrCat(NameOf(name), "=", Shown(Text(name)), ": ", expected));
 }
 
-absl::StatusOr<int64_t> FlagReader::Integer(const std::string& gflag, Range range) const {
+absl::StatusOr<int64_t> FlagReader::Integer(const std::string& name, Range range) const {
   int64_t value = 0;
-  if (!ParseInteger(Text(gflag), &value) || value < range.min || value > range.max) {
-    return BadValue(gflag,
+  if (!ParseInteger(Text(name), &value) || value < range.min || value > range.max) {
+    return BadValue(name,
                     absl::StrCat("expected a whole number from ", range.min, " to ", range.max));
   }
   return value;
 }
 
-absl::StatusOr<absl::Duration> FlagReader::Milliseconds(const std::string& gflag,
+absl::StatusOr<absl::Duration> FlagReader::Milliseconds(const std::string& name,
                                                         Range range) const {
-  const absl::StatusOr<int64_t> value = Integer(gflag, range);
+  const absl::StatusOr<int64_t> value = Integer(name, range);
   if (!value.ok()) return value.status();
   return absl::Milliseconds(*value);
 }
 
-absl::StatusOr<absl::Duration> FlagReader::Seconds(const std::string& gflag) const {
+absl::StatusOr<absl::Duration> FlagReader::Seconds(const std::string& name) const {
   absl::Duration value;
-  if (!ParseSeconds(Text(gflag), &value)) {
-    return BadValue(gflag, absl::StrCat("expected seconds from 0 to ", kMaxFlagSeconds));
+  if (!ParseSeconds(Text(name), &value)) {
+    return BadValue(name, absl::StrCat("expected seconds from 0 to ", kMaxFlagSeconds));
   }
   return value;
 }
 
-absl::Status FlagReader::CheckName(const std::string& gflag, size_t max_characters) const {
-  const std::string& text = Text(gflag);
+absl::Status FlagReader::CheckName(const std::string& name, size_t max_characters) const {
+  const std::string text = Text(name);
   if (text.empty() || CountCharacters(text) > max_characters || !IsPrintable(text)) {
-    return BadValue(gflag, absl::StrCat("expected 1 to ", max_characters, " printable characters"));
+    return BadValue(name, absl::StrCat("expected 1 to ", max_characters, " printable characters"));
   }
   return absl::OkStatus();
 }

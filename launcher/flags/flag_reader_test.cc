@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 
 absl::Status CheckRole(const std::string& role, size_t max_characters = 128) {
-  return FlagReader({{"role", role}}, {}).CheckName("role", max_characters);
+  return FlagReader(GivenFlags{{"role", {role, "--role"}}}).CheckName("role", max_characters);
 }
 
 TEST(FlagReaderTest, NamesAreLimitedInCharactersNotInBytes) {

@@ -73,22 +73,22 @@ TEST(FlagTableTest, TheHelpShowsEachDefault) {
 TEST(FlagTableTest, NumbersInTheTextsAreThoseOfTheJob) {
   const elastic::JobSpec job;
   const auto seconds = [](absl::Duration time) { return TextOf(InSeconds{time}); };
-  const std::string conf = FlagOf("rdzv_conf").help;
+  const std::string conf = FlagOf("rdzv-conf").help;
   EXPECT_THAT(
       conf, HasSubstr(absl::StrCat("join_timeout (", seconds(job.times.rendezvous_timeout), ")")));
   EXPECT_THAT(conf,
               HasSubstr(absl::StrCat("last_call_timeout (", seconds(job.rules.last_call), ")")));
   EXPECT_THAT(conf,
               HasSubstr(absl::StrCat("close_timeout (", seconds(job.times.farewell_timeout), ")")));
-  EXPECT_THAT(FlagOf("quarantine_strikes").help,
+  EXPECT_THAT(FlagOf("quarantine-strikes").help,
               HasSubstr(absl::StrCat("for ", seconds(job.rules.quarantine_cooldown), " s")));
-  EXPECT_THAT(FlagOf("hang_timeout").help,
+  EXPECT_THAT(FlagOf("hang-timeout").help,
               HasSubstr(absl::StrCat("for ", job.hangs.factor, " times its longest step")));
-  EXPECT_THAT(FlagOf("heartbeat_ms").help, HasSubstr("a sixth of the lease"));
+  EXPECT_THAT(FlagOf("heartbeat-ms").help, HasSubstr("a sixth of the lease"));
   EXPECT_EQ(elastic::RendezvousRules::kHeartbeatsPerLease, 6);
-  EXPECT_THAT(FlagOf("master_port").help, HasSubstr(absl::StrCat("Default: ", kStaticPort, ";")));
-  EXPECT_THAT(FlagOf("rdzv_backend").help, HasSubstr(absl::StrCat("port ", kC10dPort, " where")));
-  EXPECT_THAT(FlagOf("rdzv_endpoint").help,
+  EXPECT_THAT(FlagOf("master-port").help, HasSubstr(absl::StrCat("Default: ", kStaticPort, ";")));
+  EXPECT_THAT(FlagOf("rdzv-backend").help, HasSubstr(absl::StrCat("port ", kC10dPort, " where")));
+  EXPECT_THAT(FlagOf("rdzv-endpoint").help,
               HasSubstr(absl::StrCat("(", store::RedisEndpoint::kDefaultPort, ")")));
 }
 

@@ -46,24 +46,24 @@ absl::Status ReadNodes(const FlagReader& flags, LaunchOptions& options) {
 }
 
 absl::StatusOr<int> ProcessesPerNode(const FlagReader& flags, const HostResources& host) {
-  const std::string& text = flags.Text("nproc_per_node");
+  const std::string& text = flags.Text("nproc-per-node");
   if (text == "cpu") return host.cpus;
   if (text == "auto") return host.gpus > 0 ? host.gpus : host.cpus;
   if (text == "gpu") {
     if (host.gpus > 0) return host.gpus;
     return flags.BadValue(
-        "nproc_per_node",
+        "nproc-per-node",
         "this host shows no GPU (/dev/nvidia0, ..., narrowed by CUDA_VISIBLE_DEVICES);"
         " give a number, cpu or auto");
   }
   if (text == "xpu") {
-    return flags.BadValue("nproc_per_node",
+    return flags.BadValue("nproc-per-node",
                           "ddprun counts NVIDIA GPUs only; give a number, cpu, gpu or auto");
   }
   int64_t value = 0;
   if (!ParseInteger(text, &value) || value < 1 || value > kMaxProcessesPerNode) {
     return flags.BadValue(
-        "nproc_per_node",
+        "nproc-per-node",
         absl::StrCat("expected a number from 1 to ", kMaxProcessesPerNode, ", cpu, gpu or auto"));
   }
   return static_cast<int>(value);
@@ -74,54 +74,54 @@ absl::StatusOr<ProgramKind> KindOfProgram(const FlagReader& flags) {
     return absl::InvalidArgumentError(absl::StrCat(flags.NameOf(a), " and ", flags.NameOf(b),
                                                    " contradict each other: give one of them"));
   };
-  if (flags.IsOn("run_path") && flags.IsOn("module")) return conflict("run_path", "module");
-  if (flags.IsOn("run_path")) return ProgramKind::kPythonScript;
-  if (flags.IsOn("no_python") && flags.IsOn("module")) return conflict("no_python", "module");
-  if (flags.IsOn("no_python")) return ProgramKind::kExecutable;
+  if (flags.IsOn("run-path") && flags.IsOn("module")) return conflict("run-path", "module");
+  if (flags.IsOn("run-path")) return ProgramKind::kPythonScript;
+  if (flags.IsOn("no-python") && flags.IsOn("module")) return conflict("no-python", "module");
+  if (flags.IsOn("no-python")) return ProgramKind::kExecutable;
   if (flags.IsOn("module")) return ProgramKind::kPythonModule;
   return ProgramKind::kByName;
 }
 
-absl::StatusOr<StreamMap> StreamsFlag(const FlagReader& flags, const std::string& gflag) {
-  absl::StatusOr<StreamMap> map = ParseStreamMap(flags.Text(gflag));
-  if (!map.ok()) return flags.BadValue(gflag, std::string(map.status().message()));
+absl::StatusOr<StreamMap> StreamsFlag(const FlagReader& flags, const std::string& name) {
+  absl::StatusOr<StreamMap> map = ParseStreamMap(flags.Text(name));
+  if (!map.ok()) return flags.BadValue(name, std::string(map.status().message()));
   return map;
 }
 
 // Returns the index in `names` of the flag's value.
-absl::StatusOr<int> OneOf(const FlagReader& flags, const std::string& gflag,
+absl::StatusOr<int> OneOf(const FlagReader& flags, const std::string& name,
                           const std::vector<std::string>& names) {
-  const auto found = std::find(names.begin(), names.end(), flags.Text(gflag));
+  const auto found = std::find(names.begin(), names.end(), flags.Text(name));
   if (found != names.end()) return static_cast<int>(found - names.begin());
-  return flags.BadValue(gflag, absl::StrCat("expected ", absl::StrJoin(names, ", ")));
+  return flags.BadValue(name, absl::StrCat("expected ", absl::StrJoin(names, ", ")));
 }
 
 absl::Status ReadProgram(const FlagReader& flags, const HostResources& host,
                          LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(options.program_kind, KindOfProgram(flags));
-  options.config.virtual_local_rank = flags.IsOn("virtual_local_rank");
+  options.config.virtual_local_rank = flags.IsOn("virtual-local-rank");
   if (options.config.virtual_local_rank && host.named_devices.has_value() &&
       *host.named_devices < options.config.nproc_per_node) {
     return absl::InvalidArgumentError(absl::StrCat(
-        flags.NameOf("virtual_local_rank"), " gives each of the ", options.config.nproc_per_node,
+        flags.NameOf("virtual-local-rank"), " gives each of the ", options.config.nproc_per_node,
         " workers a device of its own, and CUDA_VISIBLE_DEVICES names ", *host.named_devices));
   }
-  if (flags.IsGiven("numa_binding")) {
-    DDP_ASSIGN_OR_RETURN(const int binding, OneOf(flags, "numa_binding",
+  if (flags.IsGiven("numa-binding")) {
+    DDP_ASSIGN_OR_RETURN(const int binding, OneOf(flags, "numa-binding",
                                                   {"node", "socket", "exclusive", "core-complex"}));
     options.numa_binding = static_cast<NumaBinding>(binding + 1);
   }
-  return OneOf(flags, "start_method", {"spawn", "fork", "forkserver"}).status();
+  return OneOf(flags, "start-method", {"spawn", "fork", "forkserver"}).status();
 }
 
 // Reads --rdzv-conf. An error of one key becomes an error of the whole flag, behind its name and
 // value.
 absl::Status ReadConf(const FlagReader& flags, RendezvousConf& conf, LaunchOptions& options) {
-  absl::StatusOr<RendezvousConf> parsed = ParseRendezvousConf(flags.Text("rdzv_conf"));
-  if (!parsed.ok()) return flags.BadValue("rdzv_conf", std::string(parsed.status().message()));
+  absl::StatusOr<RendezvousConf> parsed = ParseRendezvousConf(flags.Text("rdzv-conf"));
+  if (!parsed.ok()) return flags.BadValue("rdzv-conf", std::string(parsed.status().message()));
   conf = *std::move(parsed);
   if (!conf.without_meaning.empty()) {
-    options.notices.push_back(absl::StrCat(flags.NameOf("rdzv_conf"), ": ",
+    options.notices.push_back(absl::StrCat(flags.NameOf("rdzv-conf"), ": ",
                                            absl::StrJoin(conf.without_meaning, ", "),
                                            " means nothing here and is left out of account"));
   }
@@ -135,19 +135,19 @@ absl::Status ReadLease(const FlagReader& flags, const RendezvousConf& conf,
   constexpr int kHeartbeatsPerLease = elastic::RendezvousRules::kHeartbeatsPerLease;
   elastic::RendezvousRules& rules = options.config.job.rules;
   const FlagReader::Range range = {kMinLeaseMs, kMaxMilliseconds};
-  DDP_ASSIGN_OR_RETURN(rules.lease, flags.Milliseconds("lease_ms", range));
+  DDP_ASSIGN_OR_RETURN(rules.lease, flags.Milliseconds("lease-ms", range));
   std::optional<absl::Duration> heartbeat = conf.keep_alive_interval;
-  if (flags.IsGiven("heartbeat_ms")) {
-    DDP_ASSIGN_OR_RETURN(heartbeat, flags.Milliseconds("heartbeat_ms", {1, kMaxMilliseconds}));
+  if (flags.IsGiven("heartbeat-ms")) {
+    DDP_ASSIGN_OR_RETURN(heartbeat, flags.Milliseconds("heartbeat-ms", {1, kMaxMilliseconds}));
   }
   const bool has_conf = conf.keep_alive_interval || conf.keep_alive_max_attempt;
-  if (has_conf && !flags.IsGiven("lease_ms")) {
+  if (has_conf && !flags.IsGiven("lease-ms")) {
     rules.lease = heartbeat.value_or(rules.lease / kHeartbeatsPerLease) *
                   conf.keep_alive_max_attempt.value_or(kHeartbeatsPerLease);
     if (rules.lease < absl::Milliseconds(range.min) ||
         rules.lease > absl::Milliseconds(range.max)) {
       return flags.BadValue(
-          "rdzv_conf", absl::StrCat("keep_alive_interval times keep_alive_max_attempt is the lease,"
+          "rdzv-conf", absl::StrCat("keep_alive_interval times keep_alive_max_attempt is the lease,"
                                     " which must be between ",
                                     range.min, " and ", range.max, " ms"));
     }
@@ -155,7 +155,7 @@ absl::Status ReadLease(const FlagReader& flags, const RendezvousConf& conf,
   rules.heartbeat = heartbeat.value_or(rules.HeartbeatInterval(rules.lease));
   if (rules.heartbeat * 2 > rules.lease) {
     return flags.BadValue(
-        flags.IsGiven("heartbeat_ms") ? "heartbeat_ms" : "rdzv_conf",
+        flags.IsGiven("heartbeat-ms") ? "heartbeat-ms" : "rdzv-conf",
         absl::StrCat("a heartbeat every ", absl::FormatDuration(rules.heartbeat),
                      " is too rare for a lease of ", absl::FormatDuration(rules.lease),
                      ": expected half of the lease or less"));
@@ -168,8 +168,8 @@ absl::Status ReadLease(const FlagReader& flags, const RendezvousConf& conf,
 // Returns the value of --node-rank or of its other name; -1 when neither is given.
 absl::StatusOr<int> GivenNodeRank(const FlagReader& flags, const RendezvousConf& conf) {
   constexpr int64_t kMaxRank = 1'000'000;
-  if (!flags.IsGiven("node_rank")) return conf.rank.value_or(-1);
-  DDP_ASSIGN_OR_RETURN(const int64_t rank, flags.Integer("node_rank", {0, kMaxRank}));
+  if (!flags.IsGiven("node-rank")) return conf.rank.value_or(-1);
+  DDP_ASSIGN_OR_RETURN(const int64_t rank, flags.Integer("node-rank", {0, kMaxRank}));
   return static_cast<int>(rank);
 }
 
@@ -179,7 +179,7 @@ absl::Status ReadNodeRank(const FlagReader& flags, const RendezvousConf& conf,
   const RendezvousKind kind = options.rendezvous.kind;
   const int max_nodes = options.config.job.limits.max_nodes;
   if (kind == RendezvousKind::kPrivate) return absl::OkStatus();  // a single node ignores its rank
-  const std::string flag = flags.IsGiven("node_rank") ? "node_rank" : "rdzv_conf";
+  const std::string flag = flags.IsGiven("node-rank") ? "node-rank" : "rdzv-conf";
   const std::string range =
       absl::StrCat("0 to ", max_nodes - 1, ", as ", flags.NameOf("nnodes"), " says");
   options.config.node_rank = rank;
@@ -204,15 +204,15 @@ std::string WithoutBrackets(const std::string& address) {
 }
 
 absl::Status ReadStaticEndpoint(const FlagReader& flags, LaunchOptions& options) {
-  DDP_RETURN_IF_ERROR(flags.CheckName("rdzv_endpoint", kMaxAddressLength));
-  const std::string& text = flags.Text("rdzv_endpoint");
+  DDP_RETURN_IF_ERROR(flags.CheckName("rdzv-endpoint", kMaxAddressLength));
+  const std::string& text = flags.Text("rdzv-endpoint");
   const size_t colon = text.rfind(':');
   int64_t port = kStaticPort;
   const bool has_port = colon != std::string::npos && text.find(']', colon) == std::string::npos;
   const std::string host = has_port ? text.substr(0, colon) : text;
   if (host.empty() ||
       (has_port && (!ParseInteger(text.substr(colon + 1), &port) || port < 0 || port > kMaxPort))) {
-    return flags.BadValue("rdzv_endpoint", "expected HOST or HOST:PORT for the static rendezvous");
+    return flags.BadValue("rdzv-endpoint", "expected HOST or HOST:PORT for the static rendezvous");
   }
   options.config.master_addr = WithoutBrackets(host);
   options.config.master_port = static_cast<int>(port);
@@ -223,33 +223,33 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
   elastic::LaunchConfig& config = options.config;
   const RendezvousKind kind = options.rendezvous.kind;
   const bool is_static = kind == RendezvousKind::kStatic;
-  if (flags.IsGiven("local_addr"))
-    DDP_RETURN_IF_ERROR(flags.CheckName("local_addr", kMaxAddressLength));
-  options.local_addr = WithoutBrackets(flags.Text("local_addr"));
+  if (flags.IsGiven("local-addr"))
+    DDP_RETURN_IF_ERROR(flags.CheckName("local-addr", kMaxAddressLength));
+  options.local_addr = WithoutBrackets(flags.Text("local-addr"));
   if (is_static) config.master_port = kStaticPort;
   // Variables that a cluster sets on every node are not meant for a job of this node alone.
-  const auto is_meant = [&](const char* gflag) {
-    return kind == RendezvousKind::kPrivate ? flags.IsGivenAsFlag(gflag) : flags.IsGiven(gflag);
+  const auto is_meant = [&](const char* name) {
+    return kind == RendezvousKind::kPrivate ? flags.IsGivenAsFlag(name) : flags.IsGiven(name);
   };
-  if (is_meant("master_addr")) {
-    DDP_RETURN_IF_ERROR(flags.CheckName("master_addr", kMaxAddressLength));
-    config.master_addr = WithoutBrackets(flags.Text("master_addr"));
+  if (is_meant("master-addr")) {
+    DDP_RETURN_IF_ERROR(flags.CheckName("master-addr", kMaxAddressLength));
+    config.master_addr = WithoutBrackets(flags.Text("master-addr"));
   }
-  if (is_meant("master_port")) {
-    DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("master_port", {0, kMaxPort}));
+  if (is_meant("master-port")) {
+    DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("master-port", {0, kMaxPort}));
     config.master_port = static_cast<int>(port);
   }
-  if (is_static && flags.IsGiven("rdzv_endpoint")) {
+  if (is_static && flags.IsGiven("rdzv-endpoint")) {
     DDP_RETURN_IF_ERROR(ReadStaticEndpoint(flags, options));
   }
   if (is_static && config.job.limits.max_nodes > 1 && config.master_port == 0) {
-    return flags.BadValue("master_port", "the other nodes must know it: expected 1 to 65535");
+    return flags.BadValue("master-port", "the other nodes must know it: expected 1 to 65535");
   }
   if (kind != RendezvousKind::kRedis) return absl::OkStatus();
-  for (const char* gflag : {"master_addr", "master_port"}) {
-    if (!flags.IsGivenAsFlag(gflag)) continue;
+  for (const char* name : {"master-addr", "master-port"}) {
+    if (!flags.IsGivenAsFlag(name)) continue;
     options.notices.push_back(
-        absl::StrCat(flags.NameOf(gflag), ": means nothing with --rdzv-endpoint, where MASTER_ADDR",
+        absl::StrCat(flags.NameOf(name), ": means nothing with --rdzv-endpoint, where MASTER_ADDR",
                      " and MASTER_PORT are those of the node with rank 0"));
   }
   config.master_addr = options.local_addr;
@@ -260,7 +260,7 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
 // Returns true for endpoints such as "localhost:0", which torchrun's documentation has for several
 // jobs on one node. Any free port is meant, so only this node can know the place.
 bool HasPortZero(const FlagReader& flags) {
-  const std::string& endpoint = flags.Text("rdzv_endpoint");
+  const std::string& endpoint = flags.Text("rdzv-endpoint");
   return absl::EndsWith(endpoint, ":0") && !absl::StartsWith(endpoint, "unix:");
 }
 
@@ -272,11 +272,11 @@ absl::StatusOr<RendezvousChoice> Choose(const FlagReader& flags, const Rendezvou
        .nodes_flag = flags.NameOf("nnodes"),
        .standalone = flags.IsOn("standalone"),
        .standalone_flag = flags.NameOf("standalone"),
-       .backend = flags.Text("rdzv_backend"),
-       .backend_flag = flags.NameOf("rdzv_backend"),
-       .has_endpoint = flags.IsGiven("rdzv_endpoint") && !HasPortZero(flags),
-       .has_node_rank = flags.IsGiven("node_rank") || conf.rank.has_value(),
-       .has_master = flags.IsGiven("master_addr") || flags.IsGiven("master_port")});
+       .backend = flags.Text("rdzv-backend"),
+       .backend_flag = flags.NameOf("rdzv-backend"),
+       .has_endpoint = flags.IsGiven("rdzv-endpoint") && !HasPortZero(flags),
+       .has_node_rank = flags.IsGiven("node-rank") || conf.rank.has_value(),
+       .has_master = flags.IsGiven("master-addr") || flags.IsGiven("master-port")});
 }
 
 absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
@@ -285,23 +285,23 @@ absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
   RendezvousConf conf;
   DDP_RETURN_IF_ERROR(ReadConf(flags, conf, options));
   if (HasPortZero(flags) && job.limits.max_nodes > 1 && !flags.IsOn("standalone")) {
-    return flags.BadValue("rdzv_endpoint", "the other nodes must know the port: expected another");
+    return flags.BadValue("rdzv-endpoint", "the other nodes must know the port: expected another");
   }
   DDP_ASSIGN_OR_RETURN(const RendezvousChoice choice, Choose(flags, conf, options));
   rendezvous.kind = choice.kind;
   rendezvous.default_port = choice.default_port;
   if (!choice.notice.empty()) options.notices.push_back(choice.notice);
   if (choice.kind == RendezvousKind::kPrivate) job.limits.max_nodes = 1;
-  if (choice.kind == RendezvousKind::kRedis) rendezvous.endpoint = flags.Text("rdzv_endpoint");
+  if (choice.kind == RendezvousKind::kRedis) rendezvous.endpoint = flags.Text("rdzv-endpoint");
   // torchrun's default would be a name like any other, and would make all jobs one.
-  if (flags.IsGiven("rdzv_id") && flags.Text("rdzv_id") != "none" && !flags.IsOn("standalone")) {
-    DDP_RETURN_IF_ERROR(flags.CheckName("rdzv_id"));
-    job.run_id = flags.Text("rdzv_id");
+  if (flags.IsGiven("rdzv-id") && flags.Text("rdzv-id") != "none" && !flags.IsOn("standalone")) {
+    DDP_RETURN_IF_ERROR(flags.CheckName("rdzv-id"));
+    job.run_id = flags.Text("rdzv-id");
   }
   DDP_RETURN_IF_ERROR(ReadLease(flags, conf, options));
   DDP_RETURN_IF_ERROR(ReadNodeRank(flags, conf, options));
   DDP_RETURN_IF_ERROR(ReadMaster(flags, options));
-  DDP_ASSIGN_OR_RETURN(job.times.store_outage_timeout, flags.Seconds("store_outage_timeout"));
+  DDP_ASSIGN_OR_RETURN(job.times.store_outage_timeout, flags.Seconds("store-outage-timeout"));
   job.times.rendezvous_timeout = conf.join_timeout.value_or(job.times.rendezvous_timeout);
   job.times.farewell_timeout = conf.close_timeout.value_or(job.times.farewell_timeout);
   job.rules.last_call = conf.last_call_timeout.value_or(job.rules.last_call);
@@ -330,11 +330,11 @@ absl::StatusOr<int> SignalNumber(const std::string& name) {
 
 absl::StatusOr<std::vector<int>> ReadSignals(const FlagReader& flags) {
   std::vector<int> signals;
-  const std::vector<std::string> names = absl::StrSplit(flags.Text("signals_to_handle"), ',');
+  const std::vector<std::string> names = absl::StrSplit(flags.Text("signals-to-handle"), ',');
   for (const std::string& entry : names) {
     const absl::StatusOr<int> number = SignalNumber(std::string(absl::StripAsciiWhitespace(entry)));
     if (!number.ok()) {
-      return flags.BadValue("signals_to_handle",
+      return flags.BadValue("signals-to-handle",
                             "expected names such as SIGTERM,SIGINT,SIGUSR1 of signals that a"
                             " program may handle");
     }
@@ -347,46 +347,46 @@ absl::StatusOr<std::vector<int>> ReadSignals(const FlagReader& flags) {
 
 absl::Status ReadFailures(const FlagReader& flags, LaunchOptions& options) {
   elastic::JobSpec& job = options.config.job;
-  DDP_ASSIGN_OR_RETURN(const int64_t restarts, flags.Integer("max_restarts", {0, kMaxInt}));
+  DDP_ASSIGN_OR_RETURN(const int64_t restarts, flags.Integer("max-restarts", {0, kMaxInt}));
   job.limits.max_restarts = static_cast<int>(restarts);
-  DDP_ASSIGN_OR_RETURN(job.rules.scale_up_delay, flags.Seconds("scale_up_delay"));
-  DDP_ASSIGN_OR_RETURN(const int64_t unit, flags.Integer("node_unit", {1, elastic::kNodesMax}));
+  DDP_ASSIGN_OR_RETURN(job.rules.scale_up_delay, flags.Seconds("scale-up-delay"));
+  DDP_ASSIGN_OR_RETURN(const int64_t unit, flags.Integer("node-unit", {1, elastic::kNodesMax}));
   job.rules.node_unit = static_cast<int>(unit);
   if (job.limits.min_nodes % unit != 0 || job.limits.max_nodes % unit != 0) {
-    return flags.BadValue("node_unit", "expected a number that divides MIN and MAX of --nnodes");
+    return flags.BadValue("node-unit", "expected a number that divides MIN and MAX of --nnodes");
   }
-  DDP_ASSIGN_OR_RETURN(const int64_t losses, flags.Integer("max_node_losses", {0, kMaxInt}));
+  DDP_ASSIGN_OR_RETURN(const int64_t losses, flags.Integer("max-node-losses", {0, kMaxInt}));
   job.rules.max_node_losses = static_cast<int>(losses);
-  DDP_ASSIGN_OR_RETURN(const int64_t limit, flags.Integer("no_progress_limit", {0, kMaxInt}));
+  DDP_ASSIGN_OR_RETURN(const int64_t limit, flags.Integer("no-progress-limit", {0, kMaxInt}));
   job.rules.no_progress_limit = static_cast<int>(limit);
-  DDP_ASSIGN_OR_RETURN(const int64_t strikes, flags.Integer("quarantine_strikes", {0, kMaxInt}));
+  DDP_ASSIGN_OR_RETURN(const int64_t strikes, flags.Integer("quarantine-strikes", {0, kMaxInt}));
   job.rules.quarantine_strikes = static_cast<int>(strikes);
-  DDP_ASSIGN_OR_RETURN(job.hangs.floor, flags.Seconds("hang_timeout"));
+  DDP_ASSIGN_OR_RETURN(job.hangs.floor, flags.Seconds("hang-timeout"));
   DDP_ASSIGN_OR_RETURN(options.config.signals_to_handle, ReadSignals(flags));
-  DDP_ASSIGN_OR_RETURN(const int style, OneOf(flags, "exit_code", {"default", "worker", "reason"}));
+  DDP_ASSIGN_OR_RETURN(const int style, OneOf(flags, "exit-code", {"default", "worker", "reason"}));
   options.exit_code = static_cast<ExitCodeStyle>(style);
-  if (!flags.IsGiven("monitor_interval")) return absl::OkStatus();
+  if (!flags.IsGiven("monitor-interval")) return absl::OkStatus();
   options.notices.push_back(absl::StrCat(
-      flags.NameOf("monitor_interval"),
+      flags.NameOf("monitor-interval"),
       ": means nothing here: ddprun is told by the kernel when a worker ends and does not poll"));
-  return flags.Seconds("monitor_interval").status();
+  return flags.Seconds("monitor-interval").status();
 }
 
 absl::Status ReadWatching(const FlagReader& flags, LaunchOptions& options) {
   double factor = 0;
-  if (!absl::SimpleAtod(flags.Text("straggler_factor"), &factor) ||
+  if (!absl::SimpleAtod(flags.Text("straggler-factor"), &factor) ||
       !(factor == 0 || (factor > 1 && factor <= kMaxStragglerFactor))) {
     return flags.BadValue(
-        "straggler_factor",
+        "straggler-factor",
         absl::StrCat("expected 0 (no report) or a number above 1, up to ", kMaxStragglerFactor));
   }
   options.config.job.stragglers.factor = factor;
-  if (flags.IsGiven("metrics_port")) {
-    DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("metrics_port", {0, kMaxPort}));
+  if (flags.IsGiven("metrics-port")) {
+    DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("metrics-port", {0, kMaxPort}));
     options.metrics_port = static_cast<int>(port);
   }
-  options.event_log_file = flags.Text("event_log_file");
-  DDP_ASSIGN_OR_RETURN(const int handler, OneOf(flags, "event_log_handler",
+  options.event_log_file = flags.Text("event-log-file");
+  DDP_ASSIGN_OR_RETURN(const int handler, OneOf(flags, "event-log-handler",
                                                 {"null", "console", "dynamic_rendezvous"}));
   options.events_to_console = handler == 1;
   return absl::OkStatus();
@@ -394,14 +394,14 @@ absl::Status ReadWatching(const FlagReader& flags, LaunchOptions& options) {
 
 absl::StatusOr<std::set<int>> LocalRanks(const FlagReader& flags) {
   std::set<int> ranks;
-  const std::string& text = flags.Text("local_ranks_filter");
+  const std::string& text = flags.Text("local-ranks-filter");
   if (text.empty()) return ranks;
   const std::vector<std::string> entries = absl::StrSplit(text, ',');
   for (const std::string& entry : entries) {
     int64_t rank = 0;
     const std::string number(absl::StripAsciiWhitespace(entry));
     if (!ParseInteger(number, &rank) || rank < 0 || rank >= kMaxProcessesPerNode) {
-      return flags.BadValue("local_ranks_filter",
+      return flags.BadValue("local-ranks-filter",
                             "expected local ranks with commas between, such as 0,1,2");
     }
     ranks.insert(static_cast<int>(rank));
@@ -411,24 +411,24 @@ absl::StatusOr<std::set<int>> LocalRanks(const FlagReader& flags) {
 
 absl::Status ReadOutput(const FlagReader& flags, LaunchOptions& options) {
   OutputOptions& output = options.output;
-  output.log_dir = flags.Text("worker_log_dir");
+  output.log_dir = flags.Text("log-dir");
   DDP_ASSIGN_OR_RETURN(output.redirects, StreamsFlag(flags, "redirects"));
   DDP_ASSIGN_OR_RETURN(output.tee, StreamsFlag(flags, "tee"));
   DDP_ASSIGN_OR_RETURN(output.local_ranks_filter, LocalRanks(flags));
-  output.filters_of_stdout = SplitFilters(flags.Text("duplicate_stdout_filters"));
-  output.filters_of_stderr = SplitFilters(flags.Text("duplicate_stderr_filters"));
-  for (const auto& [gflag, stream] : {std::pair("duplicate_stdout_filters", kStdout),
-                                      std::pair("duplicate_stderr_filters", kStderr)}) {
-    if (!flags.IsGiven(gflag) || output.tee.Contains(stream)) continue;
+  output.filters_of_stdout = SplitFilters(flags.Text("duplicate-stdout-filters"));
+  output.filters_of_stderr = SplitFilters(flags.Text("duplicate-stderr-filters"));
+  for (const auto& [name, stream] : {std::pair("duplicate-stdout-filters", kStdout),
+                                     std::pair("duplicate-stderr-filters", kStderr)}) {
+    if (!flags.IsGiven(name) || output.tee.Contains(stream)) continue;
     options.notices.push_back(absl::StrCat(
-        flags.NameOf(gflag), ": means nothing without --tee: only teed lines are looked at"));
+        flags.NameOf(name), ": means nothing without --tee: only teed lines are looked at"));
   }
-  output.prefix_template = flags.Text("log_line_prefix_template");
+  output.prefix_template = flags.Text("log-line-prefix-template");
   if (output.prefix_template.find('\n') != std::string::npos) {
-    return flags.BadValue("log_line_prefix_template", "expected one line");
+    return flags.BadValue("log-line-prefix-template", "expected one line");
   }
-  if (flags.Text("logs_specs") != "default") {
-    return flags.BadValue("logs_specs", "ddprun has no plug-ins for output: expected default");
+  if (flags.Text("logs-specs") != "default") {
+    return flags.BadValue("logs-specs", "ddprun has no plug-ins for output: expected default");
   }
   return absl::OkStatus();
 }
@@ -479,10 +479,8 @@ std::vector<std::string> SplitFilters(const std::string& text) {
   return result;
 }
 
-absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagValues& values,
-                                                 const std::map<std::string, std::string>& spelled,
+absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagReader& flags,
                                                  const HostResources& host) {
-  const FlagReader flags(values, spelled);
   LaunchOptions options;
   DDP_RETURN_IF_ERROR(ReadNodes(flags, options));
   DDP_ASSIGN_OR_RETURN(options.config.nproc_per_node, ProcessesPerNode(flags, host));

@@ -61,13 +61,11 @@ struct LaunchOptions {
   std::vector<std::string> notices;
 };
 
-// Checks `values` and turns them into options. `spelled` is CommandLine::spelled: the user's
-// spelling of each flag, for messages. Pure. Thread: any.
+// Checks the flags and turns them into options. Pure. Thread: any.
 //
 // Errors: kInvalidArgument, one line that names the flag, its value and the allowed values, or two
 // flags that contradict each other.
-absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagValues& values,
-                                                 const std::map<std::string, std::string>& spelled,
+absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagReader& flags,
                                                  const HostResources& host);
 
 // Parses 0, 1, 2 or 3, or a list of LOCAL_RANK:STREAMS pairs such as "0:1,11:3". Errors:

@@ -13,30 +13,24 @@
 namespace ddp::launcher {
 namespace {
 
-elastic::AgentTimes Read(const FlagValues& given, const HostResources& host) {
-  FlagValues values = {{"fault_grace_ms", "200"},       {"shutdown_timeout", "30"},
-                       {"termination_grace", ""},       {"kill_timeout", "10"},
-                       {"exit_barrier_timeout", "300"}, {"uninterruptible_timeout", "0"},
-                       {"stuck_timeout", "120"}};
-  std::map<std::string, std::string> spelled;
-  for (const auto& [name, value] : given) {
-    values[name] = value;
-    spelled[name] = name;
-  }
+elastic::AgentTimes Read(const std::map<std::string, std::string>& values,
+                         const HostResources& host) {
+  GivenFlags given;
+  for (const auto& [name, value] : values) given[name] = {.value = value, .spelled = name};
   elastic::AgentTimes times;
-  const absl::Status status = ReadStopTimes(FlagReader(values, spelled), host, times);
+  const absl::Status status = ReadStopTimes(FlagReader(given), host, times);
   EXPECT_TRUE(status.ok()) << status;
   return times;
 }
 
 TEST(StopTimesTest, OfAKnownGraceTheAgentKeepsTwoSeconds) {
-  const FlagValues grace = {{"termination_grace", "120"}};
+  const std::map<std::string, std::string> grace = {{"termination-grace", "120"}};
   for (const bool is_pod : {false, true}) {
     const elastic::AgentTimes times = Read(grace, {.is_kubernetes_pod = is_pod});
     EXPECT_EQ(times.WorkersShareOfGrace(), absl::Seconds(118));
     EXPECT_EQ(times.shutdown_timeout, absl::Seconds(30));  // when nodes come or go
   }
-  EXPECT_EQ(Read({{"termination_grace", "3"}}, {}).WorkersShareOfGrace(), absl::Seconds(1.5));
+  EXPECT_EQ(Read({{"termination-grace", "3"}}, {}).WorkersShareOfGrace(), absl::Seconds(1.5));
 }
 
 // The grace of a pod is likely the default. It may be longer, so progress extends the timeout all
@@ -45,14 +39,14 @@ TEST(StopTimesTest, InAPodTheTimeoutIsShorterThanTheDefaultGrace) {
   const HostResources pod = {.is_kubernetes_pod = true};
   EXPECT_EQ(Read({}, pod).shutdown_timeout, absl::Seconds(28));
   EXPECT_EQ(Read({}, pod).termination_grace, absl::ZeroDuration());
-  EXPECT_EQ(Read({{"shutdown_timeout", "30"}}, pod).shutdown_timeout, absl::Seconds(30));
+  EXPECT_EQ(Read({{"shutdown-timeout", "30"}}, pod).shutdown_timeout, absl::Seconds(30));
 }
 
 TEST(StopTimesTest, AnUninterruptibleSleepMayBeEndless) {
   EXPECT_EQ(Read({}, {}).uninterruptible_timeout, absl::ZeroDuration());
-  EXPECT_EQ(Read({{"uninterruptible_timeout", "-1"}}, {}).uninterruptible_timeout,
+  EXPECT_EQ(Read({{"uninterruptible-timeout", "-1"}}, {}).uninterruptible_timeout,
             absl::ZeroDuration());
-  EXPECT_EQ(Read({{"uninterruptible_timeout", "1.5"}}, {}).uninterruptible_timeout,
+  EXPECT_EQ(Read({{"uninterruptible-timeout", "1.5"}}, {}).uninterruptible_timeout,
             absl::Seconds(1.5));
 }
 
