@@ -550,7 +550,9 @@ void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout, bool wai
   ThrowIfGone();
   const auto throw_failure = [this] {
     (void)monitor_->AwaitFailure(absl::Seconds(1));  // this rank's thread may not have read it yet
-    ThrowGroupError(*monitor_, monitor_->OnWaitEnded("a monitored barrier"));
+    ThrowGroupError(*monitor_, monitor_->Health([](auto& health) {
+      return health.OnWaitEnded("a monitored barrier");
+    }));
   };
   if (monitor_->failed()) throw_failure();
   StoreMeeting meeting(control_, absl::StrCat("barrier/", incarnation(), "/", now_->barriers++),
@@ -574,7 +576,7 @@ void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout, bool wai
 }
 
 void ProcessGroup::report_failure(const std::string& reason) {
-  monitor_->Raise();
+  monitor_->Health([](auto& health) { return health.Raise(); });
   monitor_->Report(reason);
 }
 
@@ -606,7 +608,7 @@ void ProcessGroup::PassOn(const ProcessGroup& failed, const std::string& reason)
                                   "failed: ", failure->reason);
     }
   }
-  monitor_->Raise();
+  monitor_->Health([](auto& health) { return health.Raise(); });
   monitor_->ReportFound(found);
 }
 
@@ -617,13 +619,14 @@ void ProcessGroup::report_failure_and_throw_later(const std::string& reason) {
 bool ProcessGroup::failed() const { return monitor_->failed(); }
 
 void ProcessGroup::ThrowIfGone() const {
-  if (const auto error = monitor_->GoneError()) ThrowGroupError(*monitor_, *error);
+  const auto error = monitor_->Health([](auto& health) { return health.GoneError(); });
+  if (error.has_value()) ThrowGroupError(*monitor_, *error);
 }
 
 void ProcessGroup::ensure_usable() {
   if (!monitor_->failed()) return;
   std::optional<internal::GroupError> error;
-  switch (monitor_->OnForward(&error)) {
+  switch (monitor_->Health([&](auto& health) { return health.OnForward(&error); })) {
     case internal::GroupHealth::Forward::kGoesOn:
       return;
     case internal::GroupHealth::Forward::kRenews:
@@ -649,7 +652,7 @@ void ProcessGroup::renew() {
                                           "store failed: ", error.what()));
   }
   if (gone.has_value()) {
-    monitor_->OnGone(*gone);
+    monitor_->Health([&](auto& health) { health.OnGone(*gone); });
     ThrowIfGone();
   }
   monitor_->Begin(next);

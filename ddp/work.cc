@@ -52,7 +52,8 @@ void Work::wait() {
 
 bool Work::completed() const {
   if (!state_ || !state_->future) return true;
-  if (state_->pending.on_stream) return Communicator::IsComplete(state_->pending);
+  const bool complete = Communicator::IsComplete(state_->pending);  // hurries a message
+  if (state_->pending.on_stream) return complete;
   return state_->waited || state_->future->completed();
 }
 

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "absl/time/time.h"
-#include "base/clock.h"
+#include "ddp/comm/reports/wake_signal.h"
 
 namespace ddp::internal {
 namespace {
@@ -18,38 +18,13 @@ namespace {
 // millisecond.
 constexpr absl::Duration kExitPatience = absl::Seconds(1);
 
-// Counts futures that are not complete. Thread-safe. Owned by a std::shared_ptr, which the futures
-// hold too.
-class Countdown : public std::enable_shared_from_this<Countdown> {
- public:
-  void Add(c10::ivalue::Future& future) {
-    {
-      MutexLock lock(mutex_);
-      ++left_;
-    }
-    future.addCallback([self = shared_from_this()](c10::ivalue::Future&) {
-      MutexLock lock(self->mutex_);
-      --self->left_;
-      self->changed_.NotifyAll();
-    });
-  }
-
-  void Wait(absl::Duration limit) {
-    const MonotonicClock clock;
-    const absl::Time end = clock.Now() + limit;
-    MutexLock lock(mutex_);
-    while (left_ > 0 && clock.Now() < end) (void)changed_.WaitFor(mutex_, end - clock.Now());
-  }
-
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  int left_ ABSL_GUARDED_BY(mutex_) = 0;
-};
+bool AllCompleted(const std::vector<c10::intrusive_ptr<c10::ivalue::Future>>& futures) {
+  return std::all_of(futures.begin(), futures.end(),
+                     [](const auto& future) { return future->completed(); });
+}
 
 bool HasEnded(const AbandonedBackends::Entry& entry) {
-  return !entry.for_good && std::all_of(entry.futures.begin(), entry.futures.end(),
-                                        [](const auto& future) { return future->completed(); });
+  return !entry.for_good && AllCompleted(entry.futures);
 }
 
 }  // namespace
@@ -79,16 +54,20 @@ void AbandonedBackends::Sweep() {
 }
 
 void AbandonedBackends::EndAll() {
-  const auto unfinished = std::make_shared<Countdown>();
+  const auto signal = std::make_shared<WakeSignal>();
+  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> unfinished;
   {
     MutexLock lock(mutex_);
     for (const Entry& entry : entries_) {
       if (entry.end_operations == nullptr) continue;
-      for (const auto& future : entry.futures) unfinished->Add(*future);
+      for (const auto& future : entry.futures) {
+        future->addCallback([signal](c10::ivalue::Future&) { signal->Notify(); });
+        unfinished.push_back(future);
+      }
       entry.end_operations(*entry.backend);
     }
   }
-  unfinished->Wait(kExitPatience);
+  signal->Wait([&] { return AllCompleted(unfinished); }, kExitPatience);
   Sweep();
 }
 

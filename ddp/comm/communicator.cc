@@ -44,6 +44,8 @@ struct Communicator::Operation {
   int64_t start_ns = 0;
   c10::intrusive_ptr<c10d::Work> work;
   Future future;
+  Future message;  // of a message: without AfterIt::finish
+  std::shared_ptr<MessageThread> message_thread;
   at::Tensor tensor;
   std::vector<at::Tensor> more_tensors;
   int64_t sequence = -1;    // in the log; -1: no collective of this backend
@@ -68,6 +70,9 @@ constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
 constexpr int kQuickLooks = 1000;
 constexpr absl::Duration kSettledLook = absl::Microseconds(100);
 
+// How long a message has its turn while a caller waits for what follows from one of several.
+constexpr absl::Duration kMessageTurn = absl::Milliseconds(2);
+
 // How long a rank waits before it asks the others for their positions: at first, and at most.
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);
 constexpr absl::Duration kLongestPatience = absl::Seconds(30);
@@ -77,10 +82,6 @@ constexpr absl::Duration kLongestPatience = absl::Seconds(30);
 // communicators of a process have the same store.
 constexpr absl::Duration kPauseAfterStoreFailure = absl::Minutes(1);
 std::atomic<int64_t> ask_again_ns = 0;  // monotonic
-
-// Waits before each reading of the answers.
-constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
-                                           absl::Milliseconds(750)};
 
 c10::intrusive_ptr<c10d::Work> Launch(const Collective& collective, c10d::Backend& backend,
                                       const BackendTraits& traits) {
@@ -251,9 +252,7 @@ void Communicator::CheckAcrossRanks(const Collective& collective, const Operatio
     (void)monitor_->AwaitFailure(absl::Seconds(1));  // this rank's thread may not have read it yet
     Fail(what, "a peer failed");
   }
-  if (result.error.empty()) return;
-  retired_ = true;
-  ThrowGroupError(*monitor_, monitor_->OnOwnError(GroupError::Kind::kCommunication, result.error));
+  if (!result.error.empty()) FailOwn(GroupError::Kind::kCommunication, result.error);
 }
 
 // Gives the collective its number and, where the backend has tags, its tag.
@@ -410,7 +409,8 @@ Communicator::Pending Communicator::StartMessage(bool send, at::Tensor tensor, i
     auto message = send ? point_to_point_.Send(pending.tensor, peer, tag)
                         : point_to_point_.Receive(pending.tensor, peer, tag);
     operation->work = std::move(message.work);
-    operation->future = std::move(message.future);
+    operation->future = operation->message = std::move(message.future);
+    operation->message_thread = point_to_point_.thread();
     Finish(*operation, std::move(after));
     Watch(*operation);
     messages_.push_back(operation);
@@ -484,24 +484,17 @@ Inquiry::Awaited Communicator::Awaited(const Future& future, const OperationName
   return {.sequence = -1, .needs_all_ranks = false, .what = what.ToString()};
 }
 
-// Asks the other ranks for their positions, and reports the failure that the answers prove.
-// Returns when the future is complete, a failure is known, or the answers prove nothing. An error
-// of the store is logged and reported to no rank.
+// Asks the other ranks for their positions, and reports the failure that the answers prove. An
+// error of the store is logged and reported to no rank.
 void Communicator::Inquire(const Future& future, const OperationName& what, int64_t since_ns) {
   if (MonotonicNanoseconds() < ask_again_ns) return;
   try {
-    if (!inquiry_.Ask(since_ns)) return;
-    for (const absl::Duration look : kAnswerLooks) {
-      if (wait_.Wait(*future, look) != CompletionWait::Result::kTimedOut) return;
-      const bool all = inquiry_.ReadAnswers();
-      const Inquiry::Awaited awaited = Awaited(future, what);
-      const std::optional<GroupFailure> failure = inquiry_.Judge(awaited);
-      // A peer may send a message and leave; the message may still arrive.
-      const bool may_come = failure.has_value() && awaited.peer >= 0;
-      if (may_come && wait_.AwaitCompletion(*future, kFirstPatience)) return;
-      if (failure.has_value()) monitor_->ReportFound(*failure);
-      if (all || failure.has_value()) return;
-    }
+    inquiry_.Search(
+        since_ns,
+        [&](absl::Duration limit) {
+          return wait_.Wait(*future, limit) != CompletionWait::Result::kTimedOut;
+        },
+        [&] { return std::optional(Awaited(future, what)); });
   } catch (const std::exception& error) {
     ask_again_ns = MonotonicNanoseconds() + absl::ToInt64Nanoseconds(kPauseAfterStoreFailure);
     LOG(WARNING) << "rank " << options_.membership.rank
@@ -512,15 +505,16 @@ void Communicator::Inquire(const Future& future, const OperationName& what, int6
 // Names the ranks that are late, for the message of a timeout. Empty when none is known.
 std::string Communicator::LateRanks(const Future& future, const OperationName& what) {
   if (log_ == nullptr) return std::string();  // a group of one: nobody to ask
-  try {
-    if (!inquiry_.Ask(MonotonicNanoseconds())) return std::string();
-    for (const absl::Duration look : kAnswerLooks) {
-      if (monitor_->AwaitFailure(look).has_value() || inquiry_.ReadAnswers()) break;
-    }
-    return inquiry_.DescribeLate(Awaited(future, what));
-  } catch (const std::exception&) {
-    return std::string();  // the timeout itself is the error
-  }
+  return inquiry_.DescribeLateNow(Awaited(future, what));
+}
+
+// Lets the thread of the messages turn to the one with `future`. Returns true when it is to be
+// called again soon: see MessageThread::Hurry().
+bool Communicator::HurryMessages(const Future& future) {
+  if (messages_.empty()) return false;
+  const auto message = std::find_if(messages_.begin(), messages_.end(),
+                                    [&](const auto& one) { return one->future == future; });
+  return point_to_point_.thread()->Hurry(message == messages_.end() ? future : (*message)->message);
 }
 
 // Blocks until the future is complete, a failure is known, another operation has failed, or the
@@ -535,8 +529,8 @@ CompletionWait::Result Communicator::Await(const Future& future, const Operation
   absl::Time ask_at = clock.Now() + patience;
   while (true) {
     // Another operation may fail without a notification, so no slice is longer than 1 s.
-    const absl::Duration slice =
-        std::min({kFirstPatience, ask_at - clock.Now(), deadline - clock.Now()});
+    const absl::Duration longest = HurryMessages(future) ? kMessageTurn : kFirstPatience;
+    const absl::Duration slice = std::min({longest, ask_at - clock.Now(), deadline - clock.Now()});
     const CompletionWait::Result result = wait_.Wait(*future, slice);
     if (result != CompletionWait::Result::kTimedOut || clock.Now() >= deadline) return result;
     if (FailedOperation() != nullptr) return result;
@@ -586,11 +580,8 @@ void Communicator::WaitFuture(const Future& future, std::vector<at::Tensor> keep
   const std::string error = TextOf(future->exception_ptr());
   const Operation* const failed = FailedOperation();
   if (failed == nullptr) {
-    retired_ = true;
-    ThrowGroupError(*monitor_,
-                    monitor_->OnOwnError(GroupError::Kind::kReduction,
-                                         absl::StrCat("rank ", options_.membership.rank, ": ",
-                                                      what.ToString(), " failed: ", error)));
+    FailOwn(GroupError::Kind::kReduction, absl::StrCat("rank ", options_.membership.rank, ": ",
+                                                       what.ToString(), " failed: ", error));
   }
   FailBroken(future, what, absl::StrCat("after ", waited, ": ", error),
              FaultOfOperation(*failed, watched));
@@ -657,6 +648,9 @@ void Communicator::OrderStreams(Pending& pending) {
 
 bool Communicator::IsComplete(const Pending& pending) {
   if (!pending.operation) return true;
+  if (const auto& thread = pending.operation->message_thread) {
+    thread->Hurry(pending.operation->message);
+  }
   if (!pending.on_stream || !pending.operation->work) return pending.operation->future->completed();
   return pending.operation->work->isCompleted();
 }
@@ -699,12 +693,22 @@ at::Tensor Communicator::AllocateBuffer(int64_t count, const at::TensorOptions& 
 
 void Communicator::Fail(const OperationName& what, const std::string& reason) {
   retired_ = true;
-  ThrowGroupError(*monitor_, monitor_->OnOperationFailed(what.ToString(), reason));
+  ThrowGroupError(*monitor_, monitor_->Health([&](auto& health) {
+    return health.OnOperationFailed(what.ToString(), reason);
+  }));
+}
+
+// Throws an error of this rank that no operation has caused.
+void Communicator::FailOwn(GroupError::Kind kind, const std::string& message) {
+  retired_ = true;
+  ThrowGroupError(*monitor_,
+                  monitor_->Health([&](auto& health) { return health.OnOwnError(kind, message); }));
 }
 
 void Communicator::ThrowIfUnusable(const OperationName& what) {
   if (!retired_ && !monitor_->failed()) return;
-  const std::optional<GroupError> error = monitor_->OnUse(retired_, what.ToString());
+  const std::optional<GroupError> error =
+      monitor_->Health([&](auto& health) { return health.OnUse(retired_, what.ToString()); });
   if (!error.has_value()) return;
   retired_ = true;
   ThrowGroupError(*monitor_, *error);

@@ -39,50 +39,28 @@ class DeviceWatch;
 // Starts operations on a c10d backend, and waits for them on behalf of all of ddp/. A wait ends
 // when the operation is complete, another operation has failed, a peer has reported a failure, or
 // the timeout has passed. A ProcessGroup owns one communicator per incarnation of the group. All
-// ranks must call the same collectives in the same order.
+// ranks must call the same collectives in the same order; messages are outside this order. See
+// docs/architecture.md: how a wait ends, collectives that differ, a broken connection, streams.
 //
 // Threads. Thread-compatible. Wait(), WaitFuture(), Barrier() and EndBarrier() block the calling
-// thread, except on a GPU (see Streams). A call that finds a failure may block for about 8 s while
-// it looks for the cause. A continuation of a future runs on a backend thread, on "ddp-work" or at
-// once on the caller's, and ranks run continuations in different orders. Never start an operation
-// or wait in a continuation: the ranks would deadlock.
+// thread, except on a stream (see BackendTraits::RunsOnStream()): there the current stream waits. A
+// call that finds a failure may block for about 8 s while it looks for the cause. Never start an
+// operation or wait in a continuation of a future: ranks run continuations in different orders, so
+// they would deadlock.
 //
 // Retired. A communicator is retired when one of its operations has failed, or a wait has ended
 // without a result, or by Retire(). Every later call that starts an operation, or waits for one
 // that was not complete at its start, throws. The backend may still write into the tensors of an
-// unfinished operation: LibTorch 2.11's Gloo cannot abort. The destructor does not wait for
-// unfinished operations: it keeps the backend and these tensors alive. The constructor of a later
-// communicator frees them once all these operations have ended. The exit of the process ends them
-// (see AbandonedBackends).
-//
-// Streams. Where the backend runs operations on streams (see BackendTraits::RunsOnStream()), Wait()
-// makes the current stream wait and does not block the host. A DeviceWatch finds an operation that
-// does not complete, and aborts the backend after a failure report; the next call throws. What the
-// device computes meanwhile may be wrong: see Prove(). The destructor waits until the device has
-// completed the operations, and shuts the backend down; an aborted one is kept until the process
-// ends.
+// unfinished operation, so AbandonedBackends keeps them. The destructor waits for operations on
+// streams only.
 //
 // Tensors. Complex numbers are summed as pairs of real numbers. In an all-reduce, a sparse (COO)
-// tensor may have different indices on every rank; after Wait() it holds the sum. On LibTorch's
-// Gloo it must be the only collective in progress: its start, and the start of the next collective,
-// block until the earlier ones are complete, and throw as Wait() does. A collective on strided
-// tensors without elements completes in Start() and sends no tensor data. So does every collective
-// in a group of one.
+// tensor may have different indices on every rank; with LibTorch's Gloo its start, and the start of
+// the next collective, block until the earlier ones are complete, and throw as Wait() does. A
+// collective on strided tensors without elements, or in a group of one, completes in Start().
 //
-// Mismatch. LibTorch's Gloo ends the process when it matches two collectives of different sizes.
-// Every collective has its own tag (see CollectiveLog), so ranks in different collectives wait
-// instead. A rank that has waited for 1 s asks all ranks for their positions (see Inquiry). It asks
-// again after 2 s, 4 s, and so on up to every 30 s. If the ranks are in different collectives, or
-// a rank has left, every rank throws an error that names the ranks and their collectives.
-//
-// Messages. Send() and Receive() are outside the order of the collectives. A rank that waits for
-// a message detects a peer that has ended or left. Only the timeout ends the wait for a peer that
-// is alive and never sends.
-//
-// Errors. A rank that fails closes its connections, so a connection error is often a consequence.
-// This rank first looks for the rank that is gone, or waits for its failure report (see
-// Inquiry::Explain). It then throws PeerFailedError with the rank at fault, or CommunicationError
-// when no other rank is at fault. GroupHealth decides what a call on a failed group throws.
+// Errors. This rank first looks for the rank that is gone (see Inquiry::Explain). It then throws
+// PeerFailedError with the rank at fault, or CommunicationError when no other rank is.
 class Communicator {
  public:
   struct Options {
@@ -113,9 +91,9 @@ class Communicator {
 
   // The local last step of an operation. `finish` runs after the backend has completed the
   // operation, and the future's value is then `results`. With a null `finish` there is no last
-  // step, and `results` is ignored. Thread: the one that completes the operation (the backend's, or
-  // "ddp-work"), or the caller of Start() when the operation completes there. `finish` must not
-  // start an operation or wait for one.
+  // step, and `results` is ignored. Thread: the one that completes the operation (the backend's,
+  // "ddp-messages" or "ddp-work"), or the caller of Start() when the operation completes there.
+  // `finish` must not start an operation or wait for one.
   struct AfterIt {
     std::function<void()> finish = {};
     std::vector<at::Tensor> results = {};
@@ -222,6 +200,7 @@ class Communicator {
   Inquiry::Awaited Awaited(const Future& future, const OperationName& what);
   CompletionWait::Result Await(const Future& future, const OperationName& what);
   void Inquire(const Future& future, const OperationName& what, int64_t since_ns);
+  bool HurryMessages(const Future& future);
   void ForgetComplete();
   const Operation* FailedOperation() const;
   void ThrowForgottenError();
@@ -232,6 +211,7 @@ class Communicator {
   bool ShutDown();
   std::string LateRanks(const Future& future, const OperationName& what);
   [[noreturn]] void Fail(const OperationName& what, const std::string& reason);
+  [[noreturn]] void FailOwn(GroupError::Kind kind, const std::string& message);
   void FailForDeadRank(const Future& future, const OperationName& what);
   [[noreturn]] void FailBroken(const Future& future, const OperationName& what,
                                const std::string& reason, OperationFault fault);

@@ -28,8 +28,6 @@ constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
 // How long an operation takes before the thread asks the other ranks: at first, and at most.
 constexpr absl::Duration kFirstPatience = absl::Milliseconds(500);
 constexpr absl::Duration kLongestPatience = absl::Seconds(30);
-constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
-                                           absl::Milliseconds(750)};
 
 c10::Event Recorded(at::Device device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
@@ -172,20 +170,19 @@ void DeviceWatch::Run() {
 // Reports the failure that the other ranks' answers prove, if any.
 void DeviceWatch::Inquire(const Inquiry::Awaited& awaited, int64_t since_ns) {
   if (log_ == nullptr) return;
+  const auto failed = [&](absl::Duration limit) {
+    return monitor_->AwaitFailure(limit).has_value();
+  };
+  const auto still = [&]() -> std::optional<Inquiry::Awaited> {
+    int64_t start_ns = 0;
+    bool waits = false;
+    Look();
+    const auto now = Oldest(&start_ns, &waits);
+    const bool same = now.has_value() && now->sequence == awaited.sequence;
+    return same ? std::optional(awaited) : std::nullopt;
+  };
   try {
-    if (!inquiry_.Ask(since_ns)) return;
-    for (const absl::Duration look : kAnswerLooks) {
-      if (monitor_->AwaitFailure(look).has_value()) return;
-      const bool all = inquiry_.ReadAnswers();
-      const std::optional<GroupFailure> failure = inquiry_.Judge(awaited);
-      int64_t start_ns = 0;
-      bool waits = false;
-      Look();
-      const auto now = Oldest(&start_ns, &waits);
-      if (!now.has_value() || now->sequence != awaited.sequence) return;  // it is complete
-      if (failure.has_value()) monitor_->ReportFound(*failure);
-      if (all || failure.has_value()) return;
-    }
+    inquiry_.Search(since_ns, failed, still);
   } catch (const std::exception& error) {
     LOG(WARNING) << "rank " << self_.rank
                  << ": could not ask the other ranks where they are: " << error.what();

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <functional>
+#include <list>
 #include <utility>
 #include <vector>
 
@@ -42,20 +43,18 @@ WorkPtr ReceiveTensor(c10d::Backend& backend, const at::Tensor& tensor, int peer
   return backend.recv(tensors, peer, tag);
 }
 
+}  // namespace
+
 // Returns a future that is complete when both works are; `second` may be null. `check` runs between
 // them, and throws when the second one will never be complete.
-WorkFuture FutureOfBoth(const WorkPtr& first, const WorkPtr& second, std::function<void()> check,
-                        const at::Tensor& tensor) {
+WorkFuture PointToPoint::FutureOfBoth(const WorkPtr& first, const WorkPtr& second,
+                                      std::function<void()> check, const at::Tensor& tensor) {
   const WorkFuture header = OwnFutureOf(*first);
   const WorkFuture body = header && second ? OwnFutureOf(*second) : nullptr;
   if (!header || (second && !body)) {
-    return FutureOfThread(
-        [first, second, check = std::move(check)] {
-          WaitForWork(*first);
-          if (check) check();
-          if (second) WaitForWork(*second);
-        },
-        {tensor});
+    std::list<MessageThread::Part> parts = {{.work = first, .check = std::move(check)}};
+    if (second) parts.push_back({.work = second});
+    return thread_->Add(std::move(parts), tensor);
   }
   const WorkFuture checked = Then(header, std::move(check), {tensor});
   if (!body) return checked;
@@ -67,8 +66,6 @@ WorkFuture FutureOfBoth(const WorkPtr& first, const WorkPtr& second, std::functi
       body->elementType());
   return Then(both, nullptr, {tensor});
 }
-
-}  // namespace
 
 PointToPoint::PointToPoint(c10::intrusive_ptr<c10d::Backend> backend, bool matches_tags)
     : backend_(std::move(backend)), matches_tags_(matches_tags) {}

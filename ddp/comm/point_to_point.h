@@ -2,12 +2,15 @@
 #define DDP_COMM_POINT_TO_POINT_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "ddp/comm/message_thread.h"
 #include "ddp/comm/work_future.h"
 
 namespace c10d {
@@ -29,8 +32,7 @@ namespace ddp::internal {
 // With other backends a message is the tensor, under the program's tag. A tensor without elements
 // is not sent.
 //
-// Thread-compatible. With Gloo, also between hosts, every future has a thread ("ddp-work") until it
-// is complete, because Gloo's Work objects for messages have no future.
+// Thread-compatible. With Gloo, also between hosts, one MessageThread completes the futures.
 class PointToPoint {
  public:
   // `matches_tags`: the backend matches messages by tag, so a message has two parts, as with Gloo.
@@ -47,6 +49,9 @@ class PointToPoint {
   Message Send(const at::Tensor& tensor, int peer, int tag);
   Message Receive(const at::Tensor& tensor, int peer, int tag);
 
+  // See MessageThread::Hurry().
+  const std::shared_ptr<MessageThread>& thread() const { return thread_; }
+
  private:
   struct Tags {
     int header = 0;
@@ -54,10 +59,14 @@ class PointToPoint {
   };
   static Message WithoutHeader(const c10::intrusive_ptr<c10d::Work>& work,
                                const at::Tensor& tensor);
+  WorkFuture FutureOfBoth(const c10::intrusive_ptr<c10d::Work>& first,
+                          const c10::intrusive_ptr<c10d::Work>& second, std::function<void()> check,
+                          const at::Tensor& tensor);
   static Tags TagsOf(const at::Tensor& tensor, int tag, int64_t number);
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const bool matches_tags_;
+  const std::shared_ptr<MessageThread> thread_ = std::make_shared<MessageThread>();
   std::map<std::pair<int, int>, int64_t> sent_;  // by peer and tag
   std::map<std::pair<int, int>, int64_t> received_;
 };

@@ -26,8 +26,23 @@ void WaitForWork(c10d::Work& work) {
   if (!work.wait()) throw CommunicationError("the backend has aborted it");
 }
 
+WorkFuture NewFuture() { return c10::make_intrusive<c10::ivalue::Future>(TensorList()); }
+
+void EndFuture(c10::ivalue::Future& future, const std::exception_ptr& error,
+               std::vector<at::Tensor> tensors) {
+  try {
+    if (error) {
+      future.setErrorIfNeeded(error);
+    } else {
+      future.markCompleted(c10::IValue(std::move(tensors)));
+    }
+  } catch (const std::exception& thrown) {  // of a callback that the program has added
+    LOG(ERROR) << "a callback of a collective's future has thrown: " << thrown.what();
+  }
+}
+
 WorkFuture CompleteFuture(std::vector<at::Tensor> tensors) {
-  auto future = c10::make_intrusive<c10::ivalue::Future>(TensorList());
+  auto future = NewFuture();
   future->markCompleted(c10::IValue(std::move(tensors)));
   return future;
 }
@@ -48,7 +63,7 @@ WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,
 }
 
 WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> tensors) {
-  auto future = c10::make_intrusive<c10::ivalue::Future>(TensorList());
+  auto future = NewFuture();
   std::thread([wait = std::move(wait), tensors = std::move(tensors), future,
                modes = at::ThreadLocalState()]() mutable {
     pthread_setname_np(pthread_self(), "ddp-work");
@@ -60,15 +75,7 @@ WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> te
       error = std::current_exception();
     }
     wait = nullptr;  // frees its captures before the future is complete
-    try {
-      if (error) {
-        future->setErrorIfNeeded(error);
-      } else {
-        future->markCompleted(c10::IValue(std::move(tensors)));
-      }
-    } catch (const std::exception& thrown) {  // of a callback that the program has added
-      LOG(ERROR) << "a callback of a collective's future has thrown: " << thrown.what();
-    }
+    EndFuture(*future, error, std::move(tensors));
   }).detach();
   return future;
 }

@@ -1,6 +1,7 @@
 #ifndef DDP_COMM_WORK_FUTURE_H_
 #define DDP_COMM_WORK_FUTURE_H_
 
+#include <exception>
 #include <functional>
 #include <vector>
 
@@ -20,6 +21,12 @@ using WorkFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
 // Returns a future that is complete, with the value `tensors`.
 WorkFuture CompleteFuture(std::vector<at::Tensor> tensors);
+
+// Returns a future of a list of tensors that is not complete. EndFuture() completes it: with
+// `error`, or with `tensors` when that is null. It logs an exception of a callback.
+WorkFuture NewFuture();
+void EndFuture(c10::ivalue::Future& future, const std::exception_ptr& error,
+               std::vector<at::Tensor> tensors);
 
 // Blocks until `work` is complete. Throws the work's error, and CommunicationError when the backend
 // has aborted it.

@@ -28,23 +28,13 @@ void Connect(c10d::Backend& backend, at::Device device) {
 
 void ConnectEagerly(const c10::intrusive_ptr<c10d::Backend>& backend, at::Device device,
                     absl::Duration timeout, const std::string& about) {
-  const auto connected = std::make_shared<std::promise<void>>();
-  std::future<void> done = connected->get_future();
-  const absl::Status started =
-      StartDetachedThread("ddp-connect", [kept = backend, device, connected]() mutable {
-        std::exception_ptr error;
-        try {
-          Connect(*kept, device);
-        } catch (...) {
-          error = std::current_exception();
-        }
-        kept.reset();  // the caller of ConnectEagerly() is the only owner when it goes on
-        if (error) {
-          connected->set_exception(std::move(error));
-        } else {
-          connected->set_value();
-        }
+  const auto connect =
+      std::make_shared<std::packaged_task<void()>>([kept = backend, device]() mutable {
+        Connect(*kept, device);
+        kept.reset();  // the caller is the only owner when it goes on
       });
+  std::future<void> done = connect->get_future();
+  const absl::Status started = StartDetachedThread("ddp-connect", [connect] { (*connect)(); });
   if (!started.ok()) throw CommunicationError(absl::StrCat(about, ": ", started.message()));
   const absl::Duration longest = std::min(timeout, CondVar::kLongestWait);
   if (done.wait_for(absl::ToChronoNanoseconds(longest)) != std::future_status::ready) {
@@ -54,10 +44,8 @@ void ConnectEagerly(const c10::intrusive_ptr<c10d::Backend>& backend, at::Device
   }
   try {
     done.get();
-  } catch (const c10::Error& error) {
-    throw CommunicationError(absl::StrCat(about, ": ", error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    throw CommunicationError(absl::StrCat(about, ": ", error.what()));
+    throw CommunicationError(absl::StrCat(about, ": ", MessageOf(error)));
   }
 }
 

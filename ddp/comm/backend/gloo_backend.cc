@@ -6,12 +6,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <iterator>
 #include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include <ATen/ops/empty.h>
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -20,7 +20,6 @@
 #include "absl/strings/str_split.h"
 #include "base/broken_pipes.h"
 #include "base/mutex.h"
-#include "ddp/comm/backend/event_poll.h"
 #include "ddp/comm/meeting/c10d_group_store.h"
 #include "ddp/comm/meeting/store_meeting.h"
 #include "ddp/common/error.h"
@@ -41,21 +40,9 @@ struct GlooThreads : c10d::ProcessGroupGloo {
   static constexpr auto kInProgress = &GlooThreads::workInProgress_;
 };
 
-// The options of a backend that this file has made.
-struct GlooOptions : c10d::ProcessGroupGloo::Options {
-  using Options::Options;
-  // The epoll descriptors that watch the backend's connections. They are open while it lives.
-  std::vector<int> event_polls;
-};
-
-// Adds the network devices to `options`. Each device has one epoll descriptor, which Gloo does not
-// show. It is the one that exists after the call and not before. When another part of the program
-// has made one at the same time, none is recorded.
-void AddDevices(const GlooBackendOptions& from, GlooOptions& options) {
+// Adds the network devices to `options`.
+void AddDevices(const GlooBackendOptions& from, c10d::ProcessGroupGloo::Options& options) {
   using Gloo = c10d::ProcessGroupGloo;
-  static auto* const one_at_a_time = new Mutex();
-  MutexLock lock(*one_at_a_time);
-  const std::vector<int> before = EventPolls();
   const char* const interface = std::getenv("GLOO_SOCKET_IFNAME");
   if (interface != nullptr && *interface != '\0') {
     for (const auto name : absl::StrSplit(interface, ',', absl::SkipWhitespace())) {
@@ -66,10 +53,6 @@ void AddDevices(const GlooBackendOptions& from, GlooOptions& options) {
   } else {
     options.devices.push_back(Gloo::createDefaultDevice());
   }
-  const std::vector<int> after = EventPolls();
-  std::set_difference(after.begin(), after.end(), before.begin(), before.end(),
-                      std::back_inserter(options.event_polls));
-  if (options.event_polls.size() != options.devices.size()) options.event_polls.clear();
 }
 
 // Logs the warning once in a process: every group of it has the same Gloo.
@@ -100,12 +83,31 @@ bool ThreadsAreIdle(c10d::Backend& backend) {
          std::all_of(list.begin(), list.end(), [](const auto& work) { return work == nullptr; });
 }
 
-// Closes the connections: operations fail within milliseconds. Does nothing for a backend that the
-// program has made.
+// LibTorch writes down every collective in a table of the process, and adds a new group to it
+// without a lock: threads that use different groups would corrupt the table.
+Mutex* LaunchMutex() {
+  static auto* const mutex = new Mutex();
+  return mutex;
+}
+
+// A message that is late makes Gloo close all connections of its device, and fail what uses them.
+// So one that no rank sends ends the operations. LibTorch chooses the device by the tag.
 void EndOperations(c10d::Backend& backend) {
-  const auto options = static_cast<c10d::ProcessGroupGloo&>(backend).getOptions();
-  if (const auto* const ours = dynamic_cast<const GlooOptions*>(options.get())) {
-    for (const int event_poll : ours->event_polls) ShutDownConnectionsOf(event_poll);
+  constexpr int kUnusedTag = 0x7fff0000;
+  auto& gloo = static_cast<c10d::ProcessGroupGloo&>(backend);
+  const int peer = (gloo.getRank() + 1) % gloo.getSize();
+  const int devices = static_cast<int>(gloo.getOptions()->devices.size());
+  for (int device = 0; device < devices; ++device) {
+    std::vector<at::Tensor> tensors = {at::empty({1}, at::kByte)};
+    try {
+      c10::intrusive_ptr<c10d::Work> late;
+      {
+        MutexLock lock(*LaunchMutex());
+        late = gloo.recv(tensors, peer, kUnusedTag + device);
+      }
+      late->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {  // as it should, or the connections are closed already
+    }
   }
 }
 
@@ -158,7 +160,7 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
   IgnoreBrokenPipes();
   WarnOfUnsafeGloo(options);
   try {
-    auto gloo = c10::make_intrusive<GlooOptions>(absl::ToChronoMilliseconds(options.timeout));
+    auto gloo = Gloo::Options::create(absl::ToChronoMilliseconds(options.timeout));
     AddDevices(options, *gloo);
     auto backend = c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
     AwaitAllConnected(MeetingOf(store, options), options);
@@ -185,12 +187,9 @@ bool IsGloo(const c10d::Backend& backend) {
 }
 
 void AddGlooTraits(BackendTraits& traits) {
-  // LibTorch writes down every collective in a table of the process, and adds a new group to
-  // it without a lock: threads that use different groups would corrupt the table.
-  static auto* const launch_mutex = new Mutex();
   traits.set_tag = &SetNextTag;
   traits.end_operations = &EndOperations;
-  traits.launch_mutex = launch_mutex;
+  traits.launch_mutex = LaunchMutex();
   traits.settled = &ThreadsAreIdle;
 }
 

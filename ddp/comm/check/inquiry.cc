@@ -28,6 +28,13 @@ constexpr absl::Duration kLookInterval = absl::Milliseconds(50);
 // Time that a rank waits for a failure report before it asks its peers.
 constexpr absl::Duration kQuietTime = absl::Milliseconds(150);
 
+// Waits before each reading of the answers.
+constexpr absl::Duration kAnswerLooks[] = {absl::Milliseconds(50), absl::Milliseconds(200),
+                                           absl::Milliseconds(750)};
+
+// Time for the last message of a peer that has left.
+constexpr absl::Duration kMessagePatience = absl::Seconds(1);
+
 // Time within which a living peer reports its failure.
 constexpr absl::Duration kReportTimeout = absl::Seconds(1);
 
@@ -120,6 +127,34 @@ std::optional<Failure> Inquiry::FindLeft(const Awaited& awaited, int rank,
           awaited.peer >= 0 ? ". Each receive needs a send of its peer"
                             : ". If the ranks ran different numbers of batches, use ddp::Join, or "
                               "give every rank the same number")};
+}
+
+void Inquiry::Search(int64_t since_ns, const Wait& wait, const StillAwaited& awaited) {
+  if (!Ask(since_ns)) return;
+  for (const absl::Duration look : kAnswerLooks) {
+    if (wait(look)) return;
+    const bool all = ReadAnswers();
+    std::optional<Awaited> operation = awaited();
+    if (!operation.has_value()) return;
+    const std::optional<Failure> failure = Judge(*operation);
+    // A peer may send a message and leave; the message may still arrive.
+    const bool may_come = failure.has_value() && operation->peer >= 0;
+    if (may_come && (wait(kMessagePatience) || !awaited().has_value())) return;
+    if (failure.has_value()) monitor_->ReportFound(*failure);
+    if (all || failure.has_value()) return;
+  }
+}
+
+std::string Inquiry::DescribeLateNow(const Awaited& awaited) {
+  try {
+    if (!Ask(MonotonicNanoseconds())) return std::string();
+    for (const absl::Duration look : kAnswerLooks) {
+      if (monitor_->AwaitFailure(look).has_value() || ReadAnswers()) break;
+    }
+    return DescribeLate(awaited);
+  } catch (const std::exception&) {
+    return std::string();  // the timeout itself is the error
+  }
 }
 
 std::string Inquiry::DescribeLate(const Awaited& awaited) const {

@@ -94,38 +94,11 @@ class FailureMonitor : private ReportLog::Reader {
   // completes for which a CompletionWait waits.
   const std::shared_ptr<WakeSignal>& signal() const { return signal_; }
 
-  // The events and decisions of GroupHealth, each one step under the lock.
-  bool Raise() {
+  // Runs `step`, an event or a decision of GroupHealth, under the lock. Returns its result.
+  template <typename Step>
+  auto Health(const Step& step) {
     MutexLock lock(mutex_);
-    return health_.Raise();
-  }
-  void OnGone(GroupFailure failure) {
-    MutexLock lock(mutex_);
-    health_.OnGone(std::move(failure));
-  }
-  GroupError OnOperationFailed(const std::string& what, const std::string& reason) {
-    MutexLock lock(mutex_);
-    return health_.OnOperationFailed(what, reason);
-  }
-  GroupError OnOwnError(GroupError::Kind kind, std::string message) {
-    MutexLock lock(mutex_);
-    return health_.OnOwnError(kind, std::move(message));
-  }
-  std::optional<GroupError> OnUse(bool retired, const std::string& what) {
-    MutexLock lock(mutex_);
-    return health_.OnUse(retired, what);
-  }
-  GroupError OnWaitEnded(const std::string& what) {
-    MutexLock lock(mutex_);
-    return health_.OnWaitEnded(what);
-  }
-  GroupHealth::Forward OnForward(std::optional<GroupError>* error) {
-    MutexLock lock(mutex_);
-    return health_.OnForward(error);
-  }
-  std::optional<GroupError> GoneError() const {
-    MutexLock lock(mutex_);
-    return health_.GoneError();
+    return step(health_);
   }
 
   // Sets the object that knows this rank's position in the current incarnation. Without one, the

@@ -39,7 +39,8 @@ TEST_F(FailureMonitorTest, AReportReachesThePeers) {
   one.Report("a second one");
   EXPECT_EQ(one.failure()->ToString(), "rank 1 failed: disk full");
   EXPECT_EQ(zero.AwaitFailure(kDeadline)->ToString(), "rank 1 failed: disk full");
-  const GroupError error = zero.OnWaitEnded("a barrier");
+  const GroupError error =
+      zero.Health([](auto& health) { return health.OnWaitEnded("a barrier"); });
   EXPECT_EQ(error.message, "rank 0: stopped in a barrier, because rank 1 failed: disk full");
 }
 
@@ -58,8 +59,9 @@ TEST_F(FailureMonitorTest, AReportBelongsToItsIncarnation) {
   behind.Begin(one);
   ASSERT_TRUE(behind.AwaitFailure(kDeadline).has_value());
   EXPECT_EQ(behind.failure()->reason, "of incarnation 1");
-  EXPECT_FALSE(behind.Raise());
-  EXPECT_TRUE(behind.Raise());
+  const auto raise = [](auto& health) { return health.Raise(); };
+  EXPECT_FALSE(behind.Health(raise));
+  EXPECT_TRUE(behind.Health(raise));
   zero.incarnation = one.incarnation = 2;
   ahead.Begin(zero);
   behind.Begin(one);
