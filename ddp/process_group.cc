@@ -557,20 +557,21 @@ void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout, bool wai
   if (monitor_->failed()) throw_failure();
   StoreMeeting meeting(control_, absl::StrCat("barrier/", incarnation(), "/", now_->barriers++),
                        now_->membership);
-  MeetingEnd end;
+  std::optional<MeetingEnd> end;
   try {
-    const CollectiveLog::BarrierScope scope(now_->communicator->log());
-    const FailureMonitor::EndMeetingOnFailure guard(*monitor_, meeting.verdict_key());
-    end = AttendMeeting(meeting, "", absl::FromChrono(timeout));
+    if (CollectiveLog* const log = now_->communicator->log()) {
+      log->Add({.operation = "monitored barrier", .what = "a monitored barrier"});
+    }
+    end = monitor_->Attend(meeting, "", absl::FromChrono(timeout));
   } catch (const std::exception& error) {
     throw CommunicationError(
         absl::StrCat("rank ", rank(), ": the store failed in a monitored barrier: ", error.what()));
   }
-  if (end.verdict == FailureMonitor::kFailedVerdict) throw_failure();
-  if (end.missing.empty()) return;
-  if (!wait_all_ranks) end.missing.resize(1);
+  if (!end.has_value()) throw_failure();
+  if (end->missing.empty()) return;
+  if (!wait_all_ranks) end->missing.resize(1);
   throw CommunicationError(
-      absl::StrCat("rank ", rank(), ": the monitored barrier failed: ", RankList(end.missing),
+      absl::StrCat("rank ", rank(), ": the monitored barrier failed: ", RankList(end->missing),
                    wait_all_ranks ? "" : " (and perhaps others)", " did not come within ",
                    absl::FormatDuration(absl::FromChrono(timeout))));
 }

@@ -433,7 +433,7 @@ RANK_TEST(ProcessGroupTest, DifferentCollectivesAreNamed, InBothStores({{2, 3}})
        [&] { odd ? group->broadcast(at::ones({4})) : group->all_reduce(at::ones({2})); }},
       {"different numbers of batches",
        [&] { odd ? group->barrier() : group->all_reduce(at::ones({1}, at::kInt)); }},
-      {"rank 1 is in a monitored barrier",
+      {"rank 1 is in collective 1, a monitored barrier",
        [&] {
          odd ? group->monitored_barrier(std::chrono::minutes(30))
              : group->all_reduce(at::ones({2}));

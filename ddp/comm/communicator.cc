@@ -29,6 +29,7 @@
 #include "ddp/comm/completion_wait.h"
 #include "ddp/comm/device_watch.h"
 #include "ddp/comm/group_error.h"
+#include "ddp/comm/message_thread.h"
 #include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"

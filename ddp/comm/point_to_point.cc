@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "ddp/comm/message_thread.h"
 #include "ddp/common/error.h"
 
 namespace ddp::internal {
@@ -68,7 +69,9 @@ WorkFuture PointToPoint::FutureOfBoth(const WorkPtr& first, const WorkPtr& secon
 }
 
 PointToPoint::PointToPoint(c10::intrusive_ptr<c10d::Backend> backend, bool matches_tags)
-    : backend_(std::move(backend)), matches_tags_(matches_tags) {}
+    : backend_(std::move(backend)),
+      matches_tags_(matches_tags),
+      thread_(std::make_shared<MessageThread>()) {}
 
 PointToPoint::Message PointToPoint::WithoutHeader(const WorkPtr& work, const at::Tensor& tensor) {
   return {.future = FutureOfWork(work, {tensor}), .work = work};

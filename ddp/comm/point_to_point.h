@@ -10,7 +10,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include "ddp/comm/message_thread.h"
 #include "ddp/comm/work_future.h"
 
 namespace c10d {
@@ -19,6 +18,8 @@ class Work;
 }  // namespace c10d
 
 namespace ddp::internal {
+
+class MessageThread;
 
 // Sends messages to other ranks and receives theirs, over a c10d backend. The Communicator owns it.
 //
@@ -66,7 +67,7 @@ class PointToPoint {
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const bool matches_tags_;
-  const std::shared_ptr<MessageThread> thread_ = std::make_shared<MessageThread>();
+  const std::shared_ptr<MessageThread> thread_;
   std::map<std::pair<int, int>, int64_t> sent_;  // by peer and tag
   std::map<std::pair<int, int>, int64_t> received_;
 };

@@ -1,9 +1,7 @@
 #include "ddp/comm/work_future.h"
 
-#include <pthread.h>
-
 #include <exception>
-#include <thread>
+#include <string>
 #include <utility>
 
 #include <ATen/ThreadLocalState.h>
@@ -12,6 +10,7 @@
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "base/detached_thread.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 
@@ -21,10 +20,6 @@ namespace {
 c10::TypePtr TensorList() { return c10::ListType::create(c10::TensorType::get()); }
 
 }  // namespace
-
-void WaitForWork(c10d::Work& work) {
-  if (!work.wait()) throw CommunicationError("the backend has aborted it");
-}
 
 WorkFuture NewFuture() { return c10::make_intrusive<c10::ivalue::Future>(TensorList()); }
 
@@ -59,24 +54,21 @@ WorkFuture OwnFutureOf(c10d::Work& work) {
 WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,
                         std::vector<at::Tensor> tensors) {
   if (WorkFuture future = OwnFutureOf(*work)) return future;
-  return FutureOfThread([work] { WaitForWork(*work); }, std::move(tensors));
-}
-
-WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> tensors) {
   auto future = NewFuture();
-  std::thread([wait = std::move(wait), tensors = std::move(tensors), future,
-               modes = at::ThreadLocalState()]() mutable {
-    pthread_setname_np(pthread_self(), "ddp-work");
-    const at::ThreadLocalStateGuard guard(modes);
-    std::exception_ptr error;
-    try {
-      wait();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    wait = nullptr;  // frees its captures before the future is complete
-    EndFuture(*future, error, std::move(tensors));
-  }).detach();
+  const absl::Status started = StartDetachedThread(
+      "ddp-work", [work = c10::intrusive_ptr<c10d::Work>(work), tensors = std::move(tensors),
+                   future, modes = at::ThreadLocalState()]() mutable {
+        const at::ThreadLocalStateGuard guard(modes);
+        std::exception_ptr error;
+        try {
+          if (!work->wait()) throw CommunicationError("the backend has aborted it");
+        } catch (...) {
+          error = std::current_exception();
+        }
+        work.reset();  // before the future is complete
+        EndFuture(*future, error, std::move(tensors));
+      });
+  if (!started.ok()) throw CommunicationError(std::string(started.message()));
   return future;
 }
 

@@ -28,22 +28,15 @@ WorkFuture NewFuture();
 void EndFuture(c10::ivalue::Future& future, const std::exception_ptr& error,
                std::vector<at::Tensor> tensors);
 
-// Blocks until `work` is complete. Throws the work's error, and CommunicationError when the backend
-// has aborted it.
-void WaitForWork(c10d::Work& work);
-
 // Returns the work's own future; null when it has none.
 WorkFuture OwnFutureOf(c10d::Work& work);
 
 // Returns the work's own future, with the backend's value. A work without a future (Gloo's
-// reduce-scatter, some backends of programs) gets one from FutureOfThread(), with value `tensors`.
+// reduce-scatter, some backends of programs) gets one, with the value `tensors`, and a thread that
+// waits for it. The thread has the caller's modes (inference, no gradients). It is detached and
+// ends with the work, even when no owner of the future is left.
 WorkFuture FutureOfWork(const c10::intrusive_ptr<c10d::Work>& work,
                         std::vector<at::Tensor> tensors);
-
-// Runs `wait` on a new thread. The future gets the value `tensors` when `wait` returns, or the
-// error that `wait` throws. The thread has the caller's modes (inference, no gradients). It is
-// detached and ends with `wait`, even when no owner of the future is left.
-WorkFuture FutureOfThread(std::function<void()> wait, std::vector<at::Tensor> tensors);
 
 // Returns a future that gets the value `tensors` after `future` is complete and `finish` has run.
 // `finish` may be null. An error of `future` or of `finish` becomes the result's error.

@@ -83,34 +83,6 @@ bool ThreadsAreIdle(c10d::Backend& backend) {
          std::all_of(list.begin(), list.end(), [](const auto& work) { return work == nullptr; });
 }
 
-// LibTorch writes down every collective in a table of the process, and adds a new group to it
-// without a lock: threads that use different groups would corrupt the table.
-Mutex* LaunchMutex() {
-  static auto* const mutex = new Mutex();
-  return mutex;
-}
-
-// A message that is late makes Gloo close all connections of its device, and fail what uses them.
-// So one that no rank sends ends the operations. LibTorch chooses the device by the tag.
-void EndOperations(c10d::Backend& backend) {
-  constexpr int kUnusedTag = 0x7fff0000;
-  auto& gloo = static_cast<c10d::ProcessGroupGloo&>(backend);
-  const int peer = (gloo.getRank() + 1) % gloo.getSize();
-  const int devices = static_cast<int>(gloo.getOptions()->devices.size());
-  for (int device = 0; device < devices; ++device) {
-    std::vector<at::Tensor> tensors = {at::empty({1}, at::kByte)};
-    try {
-      c10::intrusive_ptr<c10d::Work> late;
-      {
-        MutexLock lock(*LaunchMutex());
-        late = gloo.recv(tensors, peer, kUnusedTag + device);
-      }
-      late->wait(std::chrono::milliseconds(1));
-    } catch (const std::exception&) {  // as it should, or the connections are closed already
-    }
-  }
-}
-
 constexpr char kConnected[] = "connected";
 
 StoreMeeting MeetingOf(const c10::intrusive_ptr<c10d::Store>& store,
@@ -167,10 +139,8 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
     return backend;
   } catch (const CommunicationError&) {  // of another rank
     throw;
-  } catch (const c10::Error& error) {
-    FailAll(MeetingOf(store, options), options, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    FailAll(MeetingOf(store, options), options, error.what());
+    FailAll(MeetingOf(store, options), options, MessageOf(error));
   }
 }
 
@@ -186,10 +156,38 @@ bool IsGloo(const c10d::Backend& backend) {
   return dynamic_cast<const c10d::ProcessGroupGloo*>(&backend) != nullptr;
 }
 
+// LibTorch writes down every collective in a table of the process, and adds a new group to it
+// without a lock: threads that use different groups would corrupt the table.
+Mutex* GlooLaunchMutex() {
+  static auto* const mutex = new Mutex();
+  return mutex;
+}
+
+// A message that is late makes Gloo close all connections of its device, and fail what uses them.
+// So one that no rank sends ends the operations. LibTorch chooses the device by the tag.
+void EndGlooOperations(c10d::Backend& backend) {
+  constexpr int kUnusedTag = 0x7fff0000;
+  auto& gloo = static_cast<c10d::ProcessGroupGloo&>(backend);
+  const int peer = (gloo.getRank() + 1) % gloo.getSize();
+  const int devices = static_cast<int>(gloo.getOptions()->devices.size());
+  for (int device = 0; device < devices; ++device) {
+    std::vector<at::Tensor> tensors = {at::empty({1}, at::kByte)};
+    try {
+      c10::intrusive_ptr<c10d::Work> late;
+      {
+        MutexLock lock(*GlooLaunchMutex());
+        late = gloo.recv(tensors, peer, kUnusedTag + device);
+      }
+      late->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {  // as it should, or the connections are closed already
+    }
+  }
+}
+
 void AddGlooTraits(BackendTraits& traits) {
   traits.set_tag = &SetNextTag;
-  traits.end_operations = &EndOperations;
-  traits.launch_mutex = LaunchMutex();
+  traits.end_operations = &EndGlooOperations;
+  traits.launch_mutex = GlooLaunchMutex();
   traits.settled = &ThreadsAreIdle;
 }
 

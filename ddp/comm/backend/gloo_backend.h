@@ -48,6 +48,10 @@ bool IsGloo(const c10d::Backend& backend);
 // Sets the functions of `traits` for a backend that satisfies IsGloo().
 void AddGlooTraits(BackendTraits& traits);
 
+// BackendTraits::end_operations and launch_mutex of a backend that satisfies IsGloo().
+void EndGlooOperations(c10d::Backend& backend);
+Mutex* GlooLaunchMutex();
+
 }  // namespace ddp::internal
 
 #endif  // DDP_COMM_BACKEND_GLOO_BACKEND_H_

@@ -49,10 +49,8 @@ c10::intrusive_ptr<c10d::Backend> MakeNcclBackend(const c10::intrusive_ptr<c10d:
   try {
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(options.device));
     backend = MakeEngine(store, options);
-  } catch (const c10::Error& error) {
-    throw CommunicationError(absl::StrCat(about, ": ", error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    throw CommunicationError(absl::StrCat(about, ": ", error.what()));
+    throw CommunicationError(absl::StrCat(about, ": ", MessageOf(error)));
   }
   ConnectEagerly(backend, {at::kCUDA, static_cast<at::DeviceIndex>(options.device)},
                  options.connect_timeout, about);

@@ -23,21 +23,22 @@ bool GlooReduces(at::ScalarType type) {
   }
 }
 
+std::string Refusal(const char* backend, at::ScalarType type) {
+  return absl::StrCat(backend, " does not reduce ", c10::toString(type), ". Convert with .to(...)");
+}
+
 }  // namespace
 
 std::string GlooRefusal(ReduceOp op, at::ScalarType type) {
-  if (GlooReduces(type)) return "";
-  return absl::StrCat("Gloo does not reduce ", c10::toString(type), ". Convert with .to(...)");
+  return GlooReduces(type) ? "" : Refusal("Gloo", type);
 }
 
 std::string SharedMemoryRefusal(ReduceOp op, at::ScalarType type) {
-  if (GlooReduces(type) || type == at::kShort) return "";
-  return absl::StrCat("shared memory does not reduce ", c10::toString(type),
-                      ". Convert with .to(...)");
+  return GlooReduces(type) || type == at::kShort ? "" : Refusal("shared memory", type);
 }
 
 std::string NcclRefusal(ReduceOp op, at::ScalarType type) {
-  if (type == at::kShort) return "NCCL does not reduce Short. Convert with .to(...)";
+  if (type == at::kShort) return Refusal("NCCL", type);
   return IsBitwise(op) ? "NCCL has no bitwise operations" : "";
 }
 

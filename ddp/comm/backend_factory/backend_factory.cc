@@ -34,6 +34,17 @@ StorePtr PartOf(const StorePtr& store, const std::string& name, int64_t incarnat
                                                 store);
 }
 
+// Removes the keys of a backend's part of the store, in all incarnations.
+void RemoveFrom(const StorePtr& store, const std::string& name, const Membership& membership,
+                const std::vector<std::vector<std::string>>& lists) {
+  for (int64_t incarnation = 0; incarnation <= membership.incarnation; ++incarnation) {
+    const StorePtr part = PartOf(store, name, incarnation);
+    for (const auto& keys : lists) {
+      for (const std::string& key : keys) part->deleteKey(key);
+    }
+  }
+}
+
 at::Device GpuOf(const Membership& membership) {
   const int device = RankDevice(membership.local_rank, VisibleCudaDevices());
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device));
@@ -80,11 +91,7 @@ class GlooFactory : public BackendFactory {
 
   void RemoveKeys(const StorePtr& store, const Membership& membership) override {
     if (membership.size == 1) return;
-    for (int64_t incarnation = 0; incarnation <= membership.incarnation; ++incarnation) {
-      const StorePtr addresses = PartOf(store, kGloo, incarnation);
-      for (const std::string& key : ExchangeHostsKeys(membership.size)) addresses->deleteKey(key);
-      for (const std::string& key : GlooKeys(membership.size)) addresses->deleteKey(key);
-    }
+    RemoveFrom(store, kGloo, membership, {HostsKeys(membership.size), GlooKeys(membership.size)});
   }
 
  private:
@@ -143,15 +150,10 @@ class EngineFactory : public BackendFactory {
   void RemoveKeys(const StorePtr& store, const Membership& membership) override {
     const std::string name = NameFor(membership);
     const int size = membership.size;
-    std::vector<std::string> keys = EngineBackendKeys(size, /*one_host=*/true);
+    RemoveFrom(store, name, membership, {EngineBackendKeys(size, /*one_host=*/true)});
     if (name == kHierarchical) {
-      for (const auto& more : {FindHostsKeys(size), EngineBackendKeys(size, /*one_host=*/false)}) {
-        keys.insert(keys.end(), more.begin(), more.end());
-      }
-    }
-    for (int64_t incarnation = 0; incarnation <= membership.incarnation; ++incarnation) {
-      const StorePtr part = PartOf(store, name, incarnation);
-      for (const std::string& key : keys) part->deleteKey(key);
+      RemoveFrom(store, name, membership,
+                 {HostsKeys(size), EngineBackendKeys(size, /*one_host=*/false)});
     }
     if (name_.empty()) gloo_.RemoveKeys(store, membership);
   }

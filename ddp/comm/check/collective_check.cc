@@ -21,14 +21,10 @@ CollectiveCheck::Result CollectiveCheck::Run(const CollectiveRecord& mine) {
   const int64_t sequence = sequence_++;
   StoreMeeting meeting(store_, absl::StrCat("check/", membership_.incarnation, "/", sequence),
                        membership_);
-  MeetingEnd end;
-  {
-    const FailureMonitor::EndMeetingOnFailure guard(*monitor_, meeting.verdict_key());
-    end = AttendMeeting(meeting, mine.Serialize(), timeout_);
-  }
-  if (end.verdict == FailureMonitor::kFailedVerdict) return {.peer_failed = true};
-  if (!end.missing.empty()) {
-    return {.error = absl::StrCat(RankList(end.missing), " did not come to collective ", sequence,
+  const std::optional<MeetingEnd> end = monitor_->Attend(meeting, mine.Serialize(), timeout_);
+  if (!end.has_value()) return {.peer_failed = true};
+  if (!end->missing.empty()) {
+    return {.error = absl::StrCat(RankList(end->missing), " did not come to collective ", sequence,
                                   " within ", absl::FormatDuration(timeout_), "; the others run ",
                                   mine.DescribeTensor())};
   }

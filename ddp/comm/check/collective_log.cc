@@ -65,17 +65,6 @@ void CollectiveLog::SetCompleteBefore(int64_t sequence) {
   complete_before_ = sequence;
 }
 
-void CollectiveLog::EnterBarrier() {
-  MutexLock lock(mutex_);
-  ++barriers_;
-  in_barrier_ = true;
-}
-
-void CollectiveLog::LeaveBarrier() {
-  MutexLock lock(mutex_);
-  in_barrier_ = false;
-}
-
 int64_t CollectiveLog::launched() const {
   MutexLock lock(mutex_);
   return launched_;
@@ -84,10 +73,7 @@ int64_t CollectiveLog::launched() const {
 RankPosition CollectiveLog::Position() const {
   MutexLock lock(mutex_);
   // The launcher cannot add a collective meanwhile.
-  RankPosition position{.launched = launched_,
-                        .barriers = barriers_,
-                        .in_barrier = in_barrier_,
-                        .rpc = OwnRpcPlace::Of(launcher_)};
+  RankPosition position{.launched = launched_, .rpc = OwnRpcPlace::Of(launcher_)};
   const int64_t first = std::max(oldest_, complete_before_ - kShownComplete);
   const int64_t end = std::min(launched_, complete_before_ + kShown);
   for (int64_t sequence = first; sequence < end; ++sequence) {

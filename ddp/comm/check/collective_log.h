@@ -13,7 +13,8 @@
 
 namespace ddp::internal {
 
-// A collective as a rank launches it: the properties that must be equal on all ranks.
+// A collective as a rank launches it: the properties that must be equal on all ranks. A monitored
+// barrier counts as one, without a type.
 struct CollectiveCall {
   const char* operation = "";  // a literal: "all-reduce (sum)"
   const char* dtype = "";      // a literal: "Float"
@@ -43,27 +44,6 @@ class CollectiveLog : public PositionSource {
   // Records that all collectives before `sequence` are complete on this rank.
   void SetCompleteBefore(int64_t sequence);
 
-  // Record that the rank enters or leaves a monitored barrier: a wait for peers through the store.
-  void EnterBarrier();
-  void LeaveBarrier();
-
-  // Enters a monitored barrier in the constructor and leaves it in the destructor. `log` may be
-  // null.
-  class BarrierScope {
-   public:
-    explicit BarrierScope(CollectiveLog* log) : log_(log) {
-      if (log_ != nullptr) log_->EnterBarrier();
-    }
-    ~BarrierScope() {
-      if (log_ != nullptr) log_->LeaveBarrier();
-    }
-    BarrierScope(const BarrierScope&) = delete;
-    BarrierScope& operator=(const BarrierScope&) = delete;
-
-   private:
-    CollectiveLog* const log_;
-  };
-
   // Returns the number of collectives launched so far.
   int64_t launched() const override;
 
@@ -87,8 +67,6 @@ class CollectiveLog : public PositionSource {
   std::thread::id launcher_ ABSL_GUARDED_BY(mutex_);  // of the newest collective
   int64_t oldest_ ABSL_GUARDED_BY(mutex_) = 0;        // lowest sequence number in the ring
   int64_t complete_before_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t barriers_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool in_barrier_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ddp::internal

@@ -35,6 +35,7 @@ std::optional<CollectiveRecord> CollectiveRecord::Parse(absl::string_view text) 
 }
 
 std::string CollectiveRecord::Describe() const {
+  if (dtype.empty()) return what;
   return absl::StrCat(what, " (", operation, ", ", ByteText(bytes), " of ", dtype, ")");
 }
 

@@ -15,6 +15,9 @@ namespace {
 
 constexpr char kJoinExchange[] = "exchange of a Join";
 constexpr char kBatchNorm[] = "of a SyncBatchNorm";
+constexpr char kDifferentBatches[] =
+    "the ranks ran different numbers of batches, or took different branches. Use ddp::Join for "
+    "inputs of different length, or give every rank the same number of batches";
 
 // "rank 3 is", "ranks 1, 3 are".
 std::string RanksAre(const std::vector<int>& ranks) {
@@ -90,44 +93,31 @@ Versions VersionsOf(const std::map<int, RankPosition>& positions, int64_t sequen
   return versions;
 }
 
-// Describes the ranks that will not launch `awaited`: `places`, of a few ranks. Returns an empty
-// text when nothing is known of `awaited`.
-std::string DescribePlaces(const std::map<int, RankPosition>& positions, int asker, int64_t awaited,
-                           const std::vector<std::string>& places) {
-  const Versions versions = VersionsOf(positions, awaited);
-  if (places.empty() || versions.empty()) return std::string();
-  return absl::StrCat("the ranks are in different places: ", RanksAre({asker}), " in collective ",
-                      awaited, ", ", versions.front().first->Describe(), "; ",
-                      absl::StrJoin(places, "; "),
-                      ": the ranks ran different numbers of batches, or took different branches. "
-                      "Use ddp::Join for inputs of different length, or give every rank the same "
-                      "number of batches");
-}
-
-std::string DescribeBarrier(const std::map<int, RankPosition>& positions, int asker,
+// Describes the ranks that will not launch `awaited`, because they wait in a meeting of the workers
+// of remote calls that the asker has not come to.
+std::string DescribeMeeting(const std::map<int, RankPosition>& positions, int asker,
                             int64_t awaited) {
   const auto own = positions.find(asker);
-  if (own == positions.end()) return std::string();
-  std::vector<int> in_barrier;
+  const Versions versions = VersionsOf(positions, awaited);
+  if (own == positions.end() || versions.empty()) return std::string();
   std::map<RpcPlace::Meeting, std::vector<int>> in_meeting;
   for (const auto& [rank, position] : positions) {
-    if (position.launched > awaited) continue;
-    if (position.in_barrier && position.barriers > own->second.barriers) in_barrier.push_back(rank);
     const RpcPlace& rpc = position.rpc;
-    if (rpc.waits_in != RpcPlace::Meeting::kNone && rpc.world == own->second.rpc.world &&
-        rpc.meetings > own->second.rpc.meetings) {
+    if (position.launched <= awaited && rpc.waits_in != RpcPlace::Meeting::kNone &&
+        rpc.world == own->second.rpc.world && rpc.meetings > own->second.rpc.meetings) {
       in_meeting[rpc.waits_in].push_back(rank);
     }
   }
-  std::vector<std::string> places;
-  if (!in_barrier.empty()) {
-    places.push_back(absl::StrCat(RanksAre(in_barrier), " in a monitored barrier"));
-  }
+  if (in_meeting.empty()) return std::string();
+  std::string text =
+      absl::StrCat("the ranks are in different places: ", RanksAre({asker}), " in collective ",
+                   awaited, ", ", versions.front().first->Describe());
   for (const auto& [meeting, ranks] : in_meeting) {
     const char* name = meeting == RpcPlace::Meeting::kBarrier ? "barrier()" : "shutdown()";
-    places.push_back(absl::StrCat(RanksAre(ranks), " in rpc::Workers::", name));
+    absl::StrAppend(&text, "; ", RanksAre(ranks), " in rpc::Workers::", name);
   }
-  return DescribePlaces(positions, asker, awaited, places);
+  absl::StrAppend(&text, ": ", kDifferentBatches);
+  return text;
 }
 
 }  // namespace
@@ -153,7 +143,7 @@ std::string DescribeMismatch(const std::map<int, RankPosition>& positions, int a
     return absl::StrCat("the ranks are in different collectives: ", absl::StrJoin(parts, "; "),
                         ": ", Advice(*versions[0].first, *versions[1].first));
   }
-  return DescribeBarrier(positions, asker, awaited);
+  return DescribeMeeting(positions, asker, awaited);
 }
 
 std::string DescribeDifference(int64_t sequence, const std::vector<CollectiveRecord>& records) {

@@ -16,10 +16,9 @@ inline constexpr char kChangeOfParameter[] = " after a change of parameter";
 
 // Compares the positions of the ranks. Rank `asker` waits for collective `awaited`.
 // First looks for a collective that two ranks launched differently. If there is none, looks for
-// a rank that waits for `asker` in a monitored barrier, or in Workers::barrier() or shutdown() of
-// ddp/rpc when `asker` is one of these workers, and so cannot launch `awaited`.
-// Returns an empty text when all searches fail. Otherwise returns the error text for all ranks,
-// with the collective of each rank and the remedy.
+// a rank that waits for `asker` in Workers::barrier() or shutdown() of ddp/rpc, when `asker` is one
+// of these workers, and so cannot launch `awaited`. Returns an empty text when both searches fail.
+// Otherwise returns the error text for all ranks, with the collective of each rank and the remedy.
 std::string DescribeMismatch(const std::map<int, RankPosition>& positions, int asker,
                              int64_t awaited);
 

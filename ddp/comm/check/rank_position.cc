@@ -10,9 +10,8 @@
 
 namespace ddp::internal {
 std::string RankPosition::Serialize() const {
-  std::string text = absl::StrJoin(std::tuple(launched, barriers, int{in_barrier}, rpc.world,
-                                              rpc.meetings, static_cast<int>(rpc.waits_in)),
-                                   " ");
+  std::string text = absl::StrJoin(
+      std::tuple(launched, rpc.world, rpc.meetings, static_cast<int>(rpc.waits_in)), " ");
   for (const CollectiveRecord& item : newest) absl::StrAppend(&text, "\n", item.Serialize());
   return text;
 }
@@ -20,14 +19,12 @@ std::string RankPosition::Serialize() const {
 std::optional<RankPosition> RankPosition::Parse(absl::string_view text) {
   const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
   RankPosition position;
-  int in_barrier = 0;
   int waits_in = 0;
-  if (!ReadFields(lines[0], ' ', position.launched, position.barriers, in_barrier,
-                  position.rpc.world, position.rpc.meetings, waits_in) ||
+  if (!ReadFields(lines[0], ' ', position.launched, position.rpc.world, position.rpc.meetings,
+                  waits_in) ||
       waits_in < 0 || waits_in > static_cast<int>(RpcPlace::Meeting::kShutdown)) {
     return std::nullopt;
   }
-  position.in_barrier = in_barrier != 0;
   position.rpc.waits_in = static_cast<RpcPlace::Meeting>(waits_in);
   for (size_t i = 1; i < lines.size(); ++i) {
     std::optional<CollectiveRecord> item = CollectiveRecord::Parse(lines[i]);

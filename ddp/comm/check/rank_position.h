@@ -15,9 +15,7 @@ namespace ddp::internal {
 // The position of a rank: how many collectives of one incarnation it has launched, and some of them
 // in detail. A value; peers read it as text from the store (see RollCall).
 struct RankPosition {
-  int64_t launched = 0;     // collectives so far
-  int64_t barriers = 0;     // monitored barriers that the rank has entered
-  bool in_barrier = false;  // the rank waits in the last of them
+  int64_t launched = 0;  // collectives so far
   RpcPlace rpc = {};
   std::vector<CollectiveRecord> newest =
       {};  // by sequence, without a gap; see CollectiveLog::Position()

@@ -2,34 +2,15 @@
 
 #include <algorithm>
 #include <exception>
-#include <string>
 
 #include <ATen/ops/from_blob.h>
 
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "ddp/comm/backend/backend_traits.h"
 #include "ddp/comm/backend/gloo_backend.h"
+#include "ddp/common/error.h"
 
 namespace ddp::internal {
-namespace {
-
-const BackendTraits& GlooTraits() {
-  static const auto* const traits = [] {
-    auto* const made = new BackendTraits();
-    AddGlooTraits(*made);
-    return made;
-  }();
-  return *traits;
-}
-
-std::string TextOf(const std::exception& error) {
-  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error ? torch_error->what_without_backtrace() : error.what();
-}
-
-}  // namespace
-
 struct GlooLink::Message : Transfer {
   explicit Message(GlooLink* link) : link(link) {}
   ~Message() override {
@@ -47,8 +28,8 @@ struct GlooLink::Message : Transfer {
     } catch (const std::exception& failure) {
       // Gloo counts whole milliseconds.
       const bool late = clock.Now() + absl::Milliseconds(1) >= deadline;
-      return late ? absl::DeadlineExceededError(TextOf(failure))
-                  : absl::UnavailableError(TextOf(failure));
+      return late ? absl::DeadlineExceededError(MessageOf(failure))
+                  : absl::UnavailableError(MessageOf(failure));
     }
   }
 
@@ -72,7 +53,7 @@ std::unique_ptr<GlooLink::Transfer> GlooLink::Receive(int rank, Stream stream,
 }
 
 void GlooLink::End() {
-  GlooTraits().end_operations(*gloo_);
+  EndGlooOperations(*gloo_);
   // Gloo does not fail a message of which a part has arrived.
   MutexLock lock(mutex_);
   ended_ = true;
@@ -88,10 +69,10 @@ std::unique_ptr<GlooLink::Transfer> GlooLink::Start(uint32_t number, Stream stre
   try {
     Tensors tensors = {at::from_blob(const_cast<std::byte*>(data.data()),
                                      {static_cast<int64_t>(data.size())}, at::kByte)};
-    MutexLock lock(*GlooTraits().launch_mutex);
+    MutexLock lock(*GlooLaunchMutex());
     message->work = launch(tensors, static_cast<int>(tag));
   } catch (const std::exception& failure) {
-    message->error = absl::UnavailableError(TextOf(failure));
+    message->error = absl::UnavailableError(MessageOf(failure));
     return message;
   }
   MutexLock lock(mutex_);

@@ -16,8 +16,7 @@ namespace ddp::internal {
 namespace {
 
 // The names of the meetings.
-constexpr char kIdentity[] = "identity";
-constexpr char kPlace[] = "place";
+constexpr char kHosts[] = "hosts";
 
 // Returns an empty range for a text that is no range.
 RankRange ParseRange(const std::string& text) {
@@ -28,16 +27,6 @@ RankRange ParseRange(const std::string& text) {
 StoreMeeting MeetingOf(GroupStore& store, const char* name, int rank, int size) {
   const std::shared_ptr<GroupStore> of_caller(std::shared_ptr<GroupStore>(), &store);
   return StoreMeeting(of_caller, name, {.rank = rank, .size = size});
-}
-
-// Leaves this rank's text, and returns the texts of all ranks.
-absl::StatusOr<std::vector<std::string>> Exchange(GroupStore& store, const char* name, int rank,
-                                                  int size, const std::string& text,
-                                                  absl::Duration timeout) {
-  StoreMeeting meeting = MeetingOf(store, name, rank, size);
-  const MeetingEnd end = AttendMeeting(meeting, text, timeout);
-  if (end.missing.empty()) return meeting.Values();
-  return absl::DeadlineExceededError(absl::StrCat("rank ", end.missing.front(), " has not come"));
 }
 
 }  // namespace
@@ -57,7 +46,10 @@ std::string HostIdentity() {
 absl::StatusOr<std::vector<std::string>> ExchangeHosts(GroupStore& store, int rank, int size,
                                                        const std::string& identity,
                                                        absl::Duration timeout) {
-  return Exchange(store, kIdentity, rank, size, identity, timeout);
+  StoreMeeting meeting = MeetingOf(store, kHosts, rank, size);
+  const MeetingEnd end = AttendMeeting(meeting, identity, timeout);
+  if (end.missing.empty()) return meeting.Values();
+  return absl::DeadlineExceededError(absl::StrCat("rank ", end.missing.front(), " has not come"));
 }
 
 HostPlace HostPlaceOf(std::span<const std::string> identities, int rank) {
@@ -78,7 +70,7 @@ HostPlace HostPlaceOf(std::span<const std::string> identities, int rank) {
 absl::StatusOr<std::vector<RankRange>> FindHosts(GroupStore& store, int rank, int size,
                                                  RankRange local, absl::Duration timeout) {
   auto places =
-      Exchange(store, kPlace, rank, size, absl::StrCat(local.begin, "-", local.end), timeout);
+      ExchangeHosts(store, rank, size, absl::StrCat(local.begin, "-", local.end), timeout);
   if (!places.ok()) return places.status();
   std::vector<RankRange> ranges;
   for (const std::string& place : *places) ranges.push_back(ParseRange(place));
@@ -88,8 +80,6 @@ absl::StatusOr<std::vector<RankRange>> FindHosts(GroupStore& store, int rank, in
       "the ranks do not know, or do not agree, which of them stand on one host");
 }
 
-std::vector<std::string> ExchangeHostsKeys(int size) { return StoreMeeting::Keys(kIdentity, size); }
-
-std::vector<std::string> FindHostsKeys(int size) { return StoreMeeting::Keys(kPlace, size); }
+std::vector<std::string> HostsKeys(int size) { return StoreMeeting::Keys(kHosts, size); }
 
 }  // namespace ddp::internal

@@ -19,8 +19,8 @@ namespace ddp::internal {
 // the host's name. Containers of one machine with a namespace of their own are hosts of their own.
 std::string HostIdentity();
 
-// Returns the `identity` of each rank, by rank. All ranks call this at the same time with the same
-// `store`. Blocks until all have called.
+// Returns the `identity` of each rank, by rank: a text that tells its host. All ranks call this at
+// the same time with the same `store`. Blocks until all have called.
 // - kDeadlineExceeded: a rank has not called within `timeout`.
 // - Throws what the store throws.
 absl::StatusOr<std::vector<std::string>> ExchangeHosts(GroupStore& store, int rank, int size,
@@ -43,10 +43,8 @@ HostPlace HostPlaceOf(std::span<const std::string> identities, int rank);
 absl::StatusOr<std::vector<RankRange>> FindHosts(GroupStore& store, int rank, int size,
                                                  RankRange local, absl::Duration timeout);
 
-// Return the keys that the functions above leave in the stores of a group of `size` ranks, for any
-// division of the ranks among hosts.
-std::vector<std::string> ExchangeHostsKeys(int size);
-std::vector<std::string> FindHostsKeys(int size);
+// Returns the keys that these functions leave in the store of a group of `size` ranks.
+std::vector<std::string> HostsKeys(int size);
 
 }  // namespace ddp::internal
 

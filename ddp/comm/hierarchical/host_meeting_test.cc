@@ -28,7 +28,7 @@ std::vector<absl::StatusOr<std::vector<RankRange>>> Find(const std::vector<RankR
   std::vector<absl::StatusOr<std::vector<RankRange>>> found(size);
   RunThreads(size,
              [&](int rank) { found[rank] = FindHosts(store, rank, size, places[rank], kTimeout); });
-  EXPECT_THAT(store.Keys(), IsSubsetOf(FindHostsKeys(size)));
+  EXPECT_THAT(store.Keys(), IsSubsetOf(HostsKeys(size)));
   return found;
 }
 
@@ -43,7 +43,7 @@ std::vector<std::string> PlacesOn(const std::vector<std::string>& hosts) {
     const HostPlace place = HostPlaceOf(*identities, rank);
     places[rank] = absl::StrCat(place.local_rank, ": ", place.local.begin, "-", place.local.end);
   });
-  EXPECT_THAT(store.Keys(), IsSubsetOf(ExchangeHostsKeys(size)));
+  EXPECT_THAT(store.Keys(), IsSubsetOf(HostsKeys(size)));
   return places;
 }
 

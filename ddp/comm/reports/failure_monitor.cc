@@ -5,7 +5,15 @@
 
 #include <glog/logging.h>
 
+#include "absl/cleanup/cleanup.h"
+
 namespace ddp::internal {
+namespace {
+
+// Verdict of a StoreMeeting that a failure report ended.
+constexpr char kFailedVerdict[] = "failed";
+
+}  // namespace
 
 FailureMonitor::FailureMonitor(std::shared_ptr<GroupStore> store, const Membership& membership,
                                absl::Duration command_timeout)
@@ -120,19 +128,17 @@ void FailureMonitor::EndMeeting() {
   if (!meeting.empty()) store_->SetIfNew(meeting, kFailedVerdict);
 }
 
-FailureMonitor::EndMeetingOnFailure::EndMeetingOnFailure(FailureMonitor& monitor,
-                                                         const std::string& verdict_key)
-    : monitor_(monitor) {
-  {
-    MutexLock lock(monitor_.mutex_);
-    monitor_.meeting_ = verdict_key;
-  }
-  if (monitor_.failed()) monitor_.EndMeeting();
-}
-
-FailureMonitor::EndMeetingOnFailure::~EndMeetingOnFailure() {
-  MutexLock lock(monitor_.mutex_);
-  monitor_.meeting_.clear();
+std::optional<MeetingEnd> FailureMonitor::Attend(StoreMeeting& meeting, const std::string& value,
+                                                 absl::Duration timeout) {
+  const auto set_meeting = [this](const std::string& verdict_key) {
+    MutexLock lock(mutex_);
+    meeting_ = verdict_key;
+  };
+  set_meeting(meeting.verdict_key());
+  const absl::Cleanup forget = [&] { set_meeting(""); };
+  if (failed()) EndMeeting();
+  MeetingEnd end = AttendMeeting(meeting, value, timeout);
+  return end.verdict == kFailedVerdict ? std::nullopt : std::optional(std::move(end));
 }
 
 std::optional<GroupFailure> FailureMonitor::failure() const {

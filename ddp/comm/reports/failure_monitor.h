@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "ddp/comm/meeting/group_store.h"
+#include "ddp/comm/meeting/store_meeting.h"
 #include "ddp/comm/reports/report_log.h"
 #include "ddp/comm/reports/wake_signal.h"
 #include "ddp/common/membership.h"
@@ -107,22 +108,10 @@ class FailureMonitor : private ReportLog::Reader {
 
   ReportLog& log() { return *log_; }
 
-  // Verdict of a StoreMeeting that a failure report ended.
-  static constexpr char kFailedVerdict[] = "failed";
-
-  // Ends a StoreMeeting with kFailedVerdict, for all its ranks, when a failure is known at
-  // construction or is reported while this object lives. A monitor has at most one such object at
-  // a time. The constructor throws what the store throws.
-  class EndMeetingOnFailure {
-   public:
-    EndMeetingOnFailure(FailureMonitor& monitor, const std::string& verdict_key);
-    ~EndMeetingOnFailure();
-    EndMeetingOnFailure(const EndMeetingOnFailure&) = delete;
-    EndMeetingOnFailure& operator=(const EndMeetingOnFailure&) = delete;
-
-   private:
-    FailureMonitor& monitor_;
-  };
+  // As AttendMeeting() (see store_meeting.h). A failure that is known, or is reported meanwhile,
+  // ends the meeting for all its ranks: then returns nullopt. One call at a time.
+  std::optional<MeetingEnd> Attend(StoreMeeting& meeting, const std::string& value,
+                                   absl::Duration timeout);
 
  private:
   void OnFailureRead(int64_t incarnation, const GroupFailure& failure) override;

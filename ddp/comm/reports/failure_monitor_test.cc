@@ -94,15 +94,12 @@ TEST_F(FailureMonitorTest, AReportEndsTheMeeting) {
   FailureMonitor zero(store_, {.rank = 0, .size = 2});
   FailureMonitor one(store_, {.rank = 1, .size = 2});
   StoreMeeting meeting(store_, "barrier/0/0", {.rank = 0, .size = 2});
-  {
-    const FailureMonitor::EndMeetingOnFailure guard(zero, meeting.verdict_key());
-    one.Report("will not come");
-    EXPECT_EQ(meeting.AwaitVerdict(kDeadline), FailureMonitor::kFailedVerdict);
-  }
+  std::thread peer([&] { one.Report("will not come"); });
+  EXPECT_FALSE(zero.Attend(meeting, "", kDeadline).has_value());
+  peer.join();
   // A failure that is known already ends a later meeting at once.
   StoreMeeting later(store_, "barrier/0/1", {.rank = 0, .size = 2});
-  const FailureMonitor::EndMeetingOnFailure guard(zero, later.verdict_key());
-  EXPECT_EQ(later.AwaitVerdict(absl::ZeroDuration()), FailureMonitor::kFailedVerdict);
+  EXPECT_FALSE(zero.Attend(later, "", absl::ZeroDuration()).has_value());
 }
 
 class AtSeven : public PositionSource {

@@ -35,6 +35,23 @@ std::string WakeKey(int rank, int64_t entry) { return absl::StrCat("wake/", rank
 
 }  // namespace
 
+std::string LogEntry::Serialize() const {
+  if (kind == Kind::kFailure) return absl::StrCat("failure ", incarnation, " ", rank, " ", reason);
+  return absl::StrCat("where ", incarnation, " ", number, " ", rank);
+}
+
+std::optional<LogEntry> LogEntry::Parse(absl::string_view text) {
+  LogEntry entry;
+  std::string kind;
+  if (ReadFields(text, ' ', kind, entry.incarnation, entry.rank, entry.reason) &&
+      kind == "failure") {
+    return entry;
+  }
+  entry = {.kind = Kind::kWhere};
+  const bool is_where = ReadFields(text, ' ', kind, entry.incarnation, entry.number, entry.rank);
+  return is_where && kind == "where" ? std::optional<LogEntry>(entry) : std::nullopt;
+}
+
 ReportLog::ReportLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupStore> watched,
                      const Membership& membership, Reader& reader)
     : store_(std::move(store)),

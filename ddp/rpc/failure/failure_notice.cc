@@ -6,7 +6,6 @@
 #include <glog/logging.h>
 
 #include "absl/time/time.h"
-#include "ddp/comm/reports/log_entry.h"
 
 namespace ddp::rpc::internal {
 
