@@ -567,13 +567,17 @@ std::string UnwindThrough(Held held, ProcessGroup& outer) {
       model.emplace(Net(), group);
       ExpectHealthy(*model, *group);
     }
-    if (held == Held::kJoin) join.emplace(std::vector<JoinableRef>{&*model});
+    const auto begin_join = [&] {
+      if (held == Held::kJoin) join.emplace(std::vector<JoinableRef>{&*model});
+    };
     if (group->rank() == kCulprit) {
+      begin_join();
       if (held == Held::kUnfinishedPass) Step(*model, *group, Fault::kLeaveOut);
       calls->Watch();
       throw std::runtime_error("ends the program");
     }
     text = ErrorOf<PeerFailedError>([&] {
+      begin_join();  // may find the failure already
       if (!model.has_value()) return group->barrier();
       torch::manual_seed(0);
       model->forward(torch::randn({4, 3}), Fault::kNone).pow(2).mean().backward();
