@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <iterator>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -11,11 +12,11 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "ddp/comm/backend/gloo_backend.h"
 #include "ddp/comm/point_to_point.h"
+#include "ddp/comm/reports/wake_signal.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -50,10 +51,12 @@ int Threads() {
 
 // Waits as a Communicator does.
 void Await(PointToPoint& rank, const WorkFuture& future) {
+  const auto signal = std::make_shared<WakeSignal>();
+  future->addCallback([signal](c10::ivalue::Future&) { signal->Notify(); });
   const absl::Time end = MonotonicClock().Now() + kDeadline;
   while (!future->completed() && MonotonicClock().Now() < end) {
     (void)rank.thread()->Hurry(future);
-    absl::SleepFor(absl::Milliseconds(2));
+    signal->Wait([&] { return future->completed(); }, absl::Milliseconds(2));
   }
   ASSERT_TRUE(future->completed());
   future->waitAndThrow();
