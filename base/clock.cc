@@ -1,5 +1,6 @@
 #include "base/clock.h"
 
+#include <poll.h>
 #include <time.h>
 
 namespace ddp {
@@ -11,5 +12,10 @@ int64_t MonotonicNanoseconds() {
 }
 
 absl::Time MonotonicClock::Now() const { return absl::FromUnixNanos(MonotonicNanoseconds()); }
+
+void Pause(absl::Duration duration) {
+  const timespec timeout = absl::ToTimespec(duration);
+  (void)ppoll(nullptr, 0, &timeout, nullptr);
+}
 
 }  // namespace ddp

@@ -30,6 +30,10 @@ class MonotonicClock final : public Clock {
 // Returns CLOCK_MONOTONIC in nanoseconds. Values of all processes of one host are comparable.
 int64_t MonotonicNanoseconds();
 
+// Blocks for `duration`, or until a signal: the pause before what failed is tried again. Where
+// there is an event to wait for, wait for that. Thread: any.
+void Pause(absl::Duration duration);
+
 }  // namespace ddp
 
 #endif  // DDP_BASE_CLOCK_H_

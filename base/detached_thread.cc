@@ -1,8 +1,6 @@
 #include "base/detached_thread.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 
@@ -11,14 +9,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/blocked_signals.h"
 
 namespace ddp {
 
 absl::Status StartDetachedThread(const std::string& name, std::function<void()> body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockedSignals blocked;
   absl::Status started;
   try {
     std::thread([name, body = std::move(body)] {
@@ -34,7 +30,6 @@ absl::Status StartDetachedThread(const std::string& name, std::function<void()> 
     started = absl::ResourceExhaustedError(
         absl::StrCat("cannot start a thread: pthread_create: ", strerror(code), hint));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return started;
 }
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -28,9 +29,16 @@ struct AddressQuery {
 // for example "Name or service not known".
 absl::StatusOr<AddressList> ResolveHost(const std::string& host, const AddressQuery& query = {});
 
+// Returns the same as numeric addresses, without any that is neither IPv4 nor IPv6. Errors: as
+// above, behind "cannot resolve the name HOST: "; also when none is left.
+absl::StatusOr<std::vector<std::string>> NumericAddressesOf(const std::string& host);
+
 // Returns "10.0.0.7" or "fd00::7", with the scope of a link-local address: "fe80::1%eth0". Returns
 // an empty text for an address that is neither IPv4 nor IPv6.
 std::string NumericAddress(const sockaddr* address, socklen_t size);
+
+// Returns true for a numeric address of this host alone: 127.0.0.0/8, ::1, ::ffff:127.0.0.0/104.
+bool IsLoopback(const std::string& numeric_address);
 
 }  // namespace ddp
 

@@ -16,26 +16,6 @@
 #include "glog/logging.h"
 
 namespace ddp {
-namespace {
-
-absl::StatusOr<std::vector<std::string>> LookUp(const std::string& host) {
-  const absl::StatusOr<AddressList> found = ResolveHost(host);
-  if (!found.ok()) {
-    return absl::UnavailableError(absl::StrCat("host name ", host, ": ", found.status().message()));
-  }
-  std::vector<std::string> addresses;
-  for (const addrinfo* address = found->get(); address != nullptr; address = address->ai_next) {
-    std::string text = NumericAddress(address->ai_addr, address->ai_addrlen);
-    if (!text.empty()) addresses.push_back(std::move(text));
-  }
-  if (addresses.empty()) {
-    return absl::UnavailableError(absl::StrCat("host name ", host, ": it has no address"));
-  }
-  return addresses;
-}
-
-}  // namespace
-
 struct NameLookup::State {
   UniqueFd event;
   absl::StatusOr<std::vector<std::string>> result;  // written by the thread until `done`
@@ -46,7 +26,7 @@ NameLookup::NameLookup(std::shared_ptr<State> state) : state_(std::move(state)) 
 NameLookup::~NameLookup() = default;
 
 absl::StatusOr<std::unique_ptr<NameLookup>> NameLookup::Start(const std::string& host) {
-  return Start([host] { return LookUp(host); });
+  return Start([host] { return NumericAddressesOf(host); });
 }
 
 absl::StatusOr<std::unique_ptr<NameLookup>> NameLookup::Start(Look look) {

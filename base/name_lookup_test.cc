@@ -42,7 +42,7 @@ TEST(NameLookupTest, ErrorNamesTheHost) {
   const std::string host(300, 'x');
   const absl::Status status = LookUp(host).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), StartsWith("host name " + host + ": "));
+  EXPECT_THAT(std::string(status.message()), StartsWith("cannot resolve the name " + host + ": "));
 }
 
 TEST(NameLookupTest, MayBeDestroyedBeforeItsEnd) {

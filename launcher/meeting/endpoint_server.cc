@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/host_addresses.h"
 #include "base/status_macros.h"
 #include "launcher/meeting/name_wait.h"
 #include "launcher/meeting/network_server.h"
@@ -100,7 +101,7 @@ absl::StatusOr<bool> WouldStartServer(const store::RedisEndpoint& endpoint,
 absl::Status AwaitEndpointName(const store::RedisEndpoint& endpoint, absl::Duration name_timeout) {
   if (endpoint.is_unix() || endpoint.is_behind_sentinels()) return absl::OkStatus();
   return AwaitName({.what = Flag(endpoint), .timeout = name_timeout},
-                   [&] { return LookUp(endpoint.host); });
+                   [&] { return NumericAddressesOf(endpoint.host).status(); });
 }
 
 void ExportCredentials(const store::RedisEndpoint& endpoint) {

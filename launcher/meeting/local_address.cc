@@ -72,10 +72,6 @@ bool Has(const ifaddrs& entry, const sockaddr& address) {
 
 bool IsIpv4(const LocalAddress& address) { return address.address.find('.') != std::string::npos; }
 
-bool IsLoopbackText(const std::string& address) {
-  return address.rfind("127.", 0) == 0 || address == "::1";
-}
-
 }  // namespace
 
 std::vector<LocalAddress> LocalAddresses() {
@@ -132,7 +128,7 @@ absl::StatusOr<LocalAddress> LocalAddressTowards(const std::string& peer, bool b
   if (source.empty()) {
     return absl::NotFoundError(absl::StrCat("no interface of this host leads to ", peer, advice));
   }
-  const bool loopback = IsLoopbackText(source);
+  const bool loopback = IsLoopback(source);
   if (!loopback || !beyond_host) return LocalAddress{source, InterfaceOf(source), loopback};
   const std::vector<LocalAddress> ours = LocalAddresses();
   const LocalAddress* best = nullptr;

@@ -1,7 +1,5 @@
 #include "launcher/meeting/name_wait.h"
 
-#include <poll.h>
-
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -13,11 +11,6 @@ namespace {
 
 constexpr absl::Duration kFirstPause = absl::Milliseconds(100);
 constexpr absl::Duration kLongestPause = absl::Seconds(2);
-
-void Rest(absl::Duration duration) {
-  const timespec pause = absl::ToTimespec(duration);
-  (void)ppoll(nullptr, 0, &pause, nullptr);
-}
 
 }  // namespace
 
@@ -46,7 +39,7 @@ absl::Status AwaitName(const NameWaitOptions& options,
     // Shortens the pause so that neither the message to the user nor the end is late.
     const absl::Duration left = (told_user ? options.timeout : options.quiet) - waited;
     pause = std::min({pause, left, options.timeout - waited});
-    options.rest ? options.rest(pause) : Rest(pause);
+    options.rest ? options.rest(pause) : Pause(pause);
   }
 }
 

@@ -87,11 +87,6 @@ bool IsWildcard(const std::string& host) {
   return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&v6);
 }
 
-bool IsLoopback(const std::string& numeric_address) {
-  return absl::StartsWith(numeric_address, "127.") || numeric_address == "::1" ||
-         absl::StartsWith(numeric_address, "::ffff:127.");
-}
-
 absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port) {
   DDP_ASSIGN_OR_RETURN(const AddressList addresses, Resolve(host, port));
   BindProbe probe;
@@ -122,17 +117,6 @@ absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port) {
   }
   probe.is_loopback = std::all_of(probe.ours.begin(), probe.ours.end(), IsLoopback);
   return probe;
-}
-
-absl::Status LookUp(const std::string& host) { return Resolve(host, 0).status(); }
-
-absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& host) {
-  DDP_ASSIGN_OR_RETURN(const AddressList found, Resolve(host, 0));
-  std::vector<std::string> addresses;
-  for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
-    addresses.push_back(Text(*address));
-  }
-  return addresses;
 }
 
 absl::StatusOr<int> FreePort(const std::string& numeric_address) {

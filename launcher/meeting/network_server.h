@@ -32,16 +32,8 @@ struct BindProbe {
 // failed).
 absl::StatusOr<BindProbe> ProbeBind(const std::string& host, int port);
 
-// Returns OK when `host` can be resolved. Errors: kUnavailable.
-absl::Status LookUp(const std::string& host);
-
-// Returns the numeric addresses of `host`. Errors: kUnavailable.
-absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& host);
-
 // Returns true for 0.0.0.0 or ::, in any spelling. Returns false for a name.
 bool IsWildcard(const std::string& host);
-
-bool IsLoopback(const std::string& numeric_address);
 
 // Returns a port that is free on `numeric_address` now. Errors: kInternal.
 absl::StatusOr<int> FreePort(const std::string& numeric_address);

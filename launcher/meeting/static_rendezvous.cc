@@ -1,13 +1,12 @@
 #include "launcher/meeting/static_rendezvous.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/host_addresses.h"
 #include "base/status_macros.h"
 #include "launcher/meeting/address_proof.h"
 #include "launcher/meeting/local_address.h"
@@ -178,7 +177,7 @@ absl::StatusOr<Told> ParseMeeting(const std::string& text) {
 // Checks that the proved address is the one that this node's --master-addr means.
 absl::Status CheckMaster(const StaticRendezvousOptions& options, const ProvenAddress& address) {
   if (address.master == MasterOf(options)) return absl::OkStatus();
-  const absl::StatusOr<std::vector<std::string>> known = AddressesOf(options.master_addr);
+  const absl::StatusOr<std::vector<std::string>> known = NumericAddressesOf(options.master_addr);
   if (known.ok() && std::find(known->begin(), known->end(), address.host) != known->end()) {
     return absl::OkStatus();
   }
@@ -254,8 +253,7 @@ absl::StatusOr<StaticMeeting> Visit(const StaticRendezvousOptions& options,
       return absl::DeadlineExceededError(late.message());
     }
     // An answer that ends early comes from a store that is ending: another store may start.
-    const timespec pause = absl::ToTimespec(kPause);
-    (void)ppoll(nullptr, 0, &pause, nullptr);
+    Pause(kPause);
     if (!told_user && Now() >= start + kQuietWait) {
       told_user = true;
       Say(absl::StrCat("waiting for node 0 at ", options.master_addr, ":", options.master_port,

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/duration_text.h"
 #include "base/status_macros.h"
 #include "store/redis/redis_errors.h"
-#include "store/redis/redis_socket.h"
 
 namespace ddp::store {
 namespace {
@@ -160,7 +160,7 @@ bool RedisCaller::Pause(int attempt, absl::Time deadline) const {
   const double part = std::uniform_real_distribution<double>(0.0, 1.0)(random);
   // At most half of the time left, so that the last attempt starts before the deadline.
   const absl::Duration pause = std::min(longest * part, left / 2);
-  AwaitSocket(-1, 0, clock_.Now() + pause);
+  ::ddp::Pause(pause);
   return true;
 }
 

@@ -22,14 +22,11 @@ namespace {
 
 constexpr absl::Duration kTimeout = absl::Seconds(1);  // of one sentinel
 
-absl::StatusOr<std::vector<std::string>> NumericAddresses(const std::string& host, int port) {
-  DDP_ASSIGN_OR_RETURN(const AddressList found, ResolveHost(host));
-  std::vector<std::string> addresses;
-  for (const addrinfo* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
-    const std::string address = NumericAddress(entry->ai_addr, entry->ai_addrlen);
+absl::StatusOr<std::vector<std::string>> AddressesWithPort(const std::string& host, int port) {
+  DDP_ASSIGN_OR_RETURN(std::vector<std::string> addresses, NumericAddressesOf(host));
+  for (std::string& address : addresses) {
     const bool is_v6 = absl::StrContains(address, ':');
-    addresses.push_back(is_v6 ? absl::StrCat("[", address, "]:", port)
-                              : absl::StrCat(address, ":", port));
+    address = is_v6 ? absl::StrCat("[", address, "]:", port) : absl::StrCat(address, ":", port);
   }
   return addresses;
 }
@@ -91,7 +88,7 @@ absl::StatusOr<RedisReply> Query(const RedisEndpoint& endpoint, const RedisEndpo
 
 absl::StatusOr<std::vector<std::string>> AskOne(const RedisEndpoint& endpoint,
                                                 const std::string& host, int port) {
-  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, NumericAddresses(host, port));
+  DDP_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, AddressesWithPort(host, port));
   DDP_ASSIGN_OR_RETURN(const RedisEndpoint at, ParseRedisEndpoint(addresses.front()));
   DDP_ASSIGN_OR_RETURN(RedisReply reply, Query(endpoint, at));
   if (reply.IsError()) return absl::UnavailableError(reply.error_text());
@@ -106,7 +103,7 @@ absl::StatusOr<std::vector<std::string>> AskOne(const RedisEndpoint& endpoint,
   if (!absl::SimpleAtoi(master_port, &number)) {
     return absl::UnavailableError("its answer makes no sense");
   }
-  return NumericAddresses(master, number);
+  return AddressesWithPort(master, number);
 }
 
 }  // namespace

@@ -43,9 +43,7 @@ void Pause(absl::Duration pause, absl::Time deadline) {
   uint16_t random = 0;
   (void)!getrandom(&random, sizeof(random), GRND_NONBLOCK);
   const absl::Duration length = std::min(pause * (0.5 + random / 131072.0), deadline - Now());
-  if (length <= absl::ZeroDuration()) return;
-  const timespec timeout = absl::ToTimespec(length);
-  (void)ppoll(nullptr, 0, &timeout, nullptr);
+  ::ddp::Pause(length);
 }
 
 absl::StatusOr<UniqueFd> ConnectTo(const addrinfo& address, const std::string& server,

@@ -1,6 +1,5 @@
 #include "elastic/checkpoint/file_system/stall_watch.h"
 
-#include <signal.h>
 #include <sys/prctl.h>
 
 #include <system_error>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/blocked_signals.h"
 
 namespace ddp::elastic {
 namespace {
@@ -24,11 +24,7 @@ std::string Text(absl::Duration duration) {
 StallWatch::StallWatch(absl::Duration patience, Say say)
     : patience_(patience), say_(std::move(say)) {
   if (patience_ == absl::InfiniteDuration()) return;
-  // The watch's thread blocks all signals: the program's other threads handle them.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockedSignals blocked;
   try {
     thread_ = std::thread([this] {
       prctl(PR_SET_NAME, "ddp-stall-watch");
@@ -36,7 +32,6 @@ StallWatch::StallWatch(absl::Duration patience, Say say)
     });
   } catch (const std::system_error&) {  // no thread is available: calls are not watched
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 StallWatch::~StallWatch() {

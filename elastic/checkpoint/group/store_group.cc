@@ -1,7 +1,5 @@
 #include "elastic/checkpoint/group/store_group.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -10,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "elastic/checkpoint/group/wire_status.h"
 
@@ -35,11 +34,6 @@ std::string ToText(const std::vector<uint8_t>& bytes) { return {bytes.begin(), b
 
 // Cuts off the place of the throw, which follows the first line of LibTorch's messages.
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-void Wait(absl::Duration duration) {
-  const timespec pause = absl::ToTimespec(duration);
-  (void)ppoll(nullptr, 0, &pause, nullptr);
-}
 
 }  // namespace
 
@@ -268,7 +262,7 @@ void StoreGroup::Tell(const absl::Status& error) {
     telling_ends_ = false;
     teller_ =
         std::thread([this, text = EncodeResult(error), deadline = Now() + options_.timeout / 2] {
-          while (!TrySetError(text) && !telling_ends_ && Now() + kPause <= deadline) Wait(kPause);
+          while (!TrySetError(text) && !telling_ends_ && Now() + kPause <= deadline) Pause(kPause);
         });
   } catch (const std::exception&) {
     // The store cannot be reached at all, or there is no thread. The others wait until their own

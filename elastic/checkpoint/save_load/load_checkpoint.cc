@@ -1,13 +1,12 @@
 #include "elastic/checkpoint/save_load/load_checkpoint.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "elastic/checkpoint/group/wire_status.h"
 #include "elastic/checkpoint/save_load/checkpoint_selection.h"
@@ -22,11 +21,6 @@ struct Candidate {
   std::string manifest_hash;
   std::vector<std::string> mismatches;
 };
-
-void Wait(absl::Duration duration) {
-  const timespec pause = absl::ToTimespec(duration);
-  (void)ppoll(nullptr, 0, &pause, nullptr);
-}
 
 class Loader {
  public:
@@ -212,7 +206,7 @@ absl::StatusOr<std::optional<LoadedCheckpoint>> Loader::Run() {
 void PauseBeforeRetry(const LoadOptions& options, int retry) {
   if (retry == 0) return;
   const absl::Duration duration = options.first_pause * (1 << std::min(retry - 1, 10));
-  options.pause == nullptr ? Wait(duration) : options.pause(duration);
+  options.pause == nullptr ? Pause(duration) : options.pause(duration);
 }
 
 absl::StatusOr<std::optional<LoadedCheckpoint>> LoadNewestCheckpoint(
