@@ -148,13 +148,14 @@ void DeviceWatch::Run() {
       patience = kFirstPatience;
       oldest_ns = asked_ns = start_ns;
     } else if (const auto failed = error()) {
-      ReportError(*awaited, *failed);
+      ReportError(*awaited, *failed, /*timed_out=*/false);
     } else if (waits_for_peers) {
       if (!wait.has_value()) wait.emplace();
       const int64_t now_ns = MonotonicNanoseconds();
       if (absl::Nanoseconds(now_ns - start_ns) >= timeout_) {
         ReportError(*awaited,
-                    absl::StrCat("not all ranks came within ", absl::FormatDuration(timeout_)));
+                    absl::StrCat("it was not complete within ", absl::FormatDuration(timeout_)),
+                    /*timed_out=*/true);
       } else if (absl::Nanoseconds(now_ns - asked_ns) >= patience) {
         Inquire(*awaited, asked_ns);
         asked_ns = MonotonicNanoseconds();
@@ -167,34 +168,51 @@ void DeviceWatch::Run() {
   }
 }
 
-// Reports the failure that the other ranks' answers prove, if any.
-void DeviceWatch::Inquire(const Inquiry::Awaited& awaited, int64_t since_ns) {
-  if (log_ == nullptr) return;
+// Reports the failure that the other ranks' answers prove, if any. Returns false when another rank
+// has asked since `since_ns`.
+bool DeviceWatch::Inquire(const Inquiry::Awaited& awaited, int64_t since_ns) {
+  if (log_ == nullptr) return true;
   const auto failed = [&](absl::Duration limit) {
     return monitor_->AwaitFailure(limit).has_value();
   };
-  const auto still = [&]() -> std::optional<Inquiry::Awaited> {
-    int64_t start_ns = 0;
-    bool waits = false;
-    Look();
-    const auto now = Oldest(&start_ns, &waits);
-    const bool same = now.has_value() && now->sequence == awaited.sequence;
-    return same ? std::optional(awaited) : std::nullopt;
-  };
+  const auto still = [&] { return IsOldest(awaited) ? std::optional(awaited) : std::nullopt; };
   try {
-    inquiry_.Search(since_ns, failed, still);
+    return inquiry_.Search(since_ns, failed, still);
   } catch (const std::exception& error) {
     LOG(WARNING) << "rank " << self_.rank
                  << ": could not ask the other ranks where they are: " << error.what();
   }
+  return true;
 }
 
-void DeviceWatch::ReportError(const Inquiry::Awaited& awaited, const std::string& error) {
-  if (monitor_->AwaitFailure(kExplanationTimeout).has_value()) return;
-  std::optional<GroupFailure> cause;
-  if (log_ != nullptr) cause = inquiry_.Explain(awaited, error);
-  if (cause.has_value()) monitor_->ReportFound(*cause);
-  if (!monitor_->failed()) monitor_->Report(absl::StrCat(awaited.what, " failed: ", error));
+bool DeviceWatch::IsOldest(const Inquiry::Awaited& awaited) {
+  Look();
+  int64_t start_ns = 0;
+  bool waits = false;
+  const std::optional<Inquiry::Awaited> oldest = Oldest(&start_ns, &waits);
+  return oldest.has_value() && oldest->sequence == awaited.sequence;
+}
+
+// One rank asks for all, and reports what it finds. When nothing explains the error, this rank is
+// the one that has failed.
+void DeviceWatch::ReportError(const Inquiry::Awaited& awaited, const std::string& error,
+                              bool timed_out) {
+  int64_t since_ns = MonotonicNanoseconds();
+  for (bool expects_report = !timed_out;; expects_report = true) {
+    if (expects_report && monitor_->AwaitFailure(kExplanationTimeout).has_value()) return;
+    if (Inquire(awaited, since_ns)) break;
+    since_ns = MonotonicNanoseconds();
+  }
+  if (monitor_->failed() || !IsOldest(awaited)) return;
+  if (timed_out || log_ == nullptr || inquiry_.silent().empty()) {
+    const std::string late = log_ == nullptr ? "" : inquiry_.DescribeLate(awaited);
+    return monitor_->ReportOperation(absl::StrCat(awaited.what, " failed: ", error, late));
+  }
+  const std::optional<GroupFailure> cause = inquiry_.Explain(awaited, error);
+  if (cause.has_value() && cause->rank != self_.rank) return monitor_->ReportFound(*cause);
+  if (!monitor_->failed()) {
+    monitor_->ReportOperation(absl::StrCat(awaited.what, " failed: ", error));
+  }
 }
 
 // A peer may have completed an operation before it failed.

@@ -81,8 +81,9 @@ class DeviceWatch {
 
   void Run();
   std::optional<Inquiry::Awaited> Oldest(int64_t* start_ns, bool* waits_for_peers) const;
-  void Inquire(const Inquiry::Awaited& awaited, int64_t since_ns);
-  void ReportError(const Inquiry::Awaited& awaited, const std::string& error);
+  bool Inquire(const Inquiry::Awaited& awaited, int64_t since_ns);
+  bool IsOldest(const Inquiry::Awaited& awaited);
+  void ReportError(const Inquiry::Awaited& awaited, const std::string& error, bool timed_out);
   void Abort();
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool done() const;

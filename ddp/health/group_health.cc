@@ -10,6 +10,7 @@ void GroupHealth::Begin(const Membership& membership) {
   const int64_t incarnation = membership.incarnation;
   membership_ = membership;
   raised_ = false;
+  operation_failed_ = false;
   failure_.reset();
   const auto known = later_.find(incarnation);
   if (known != later_.end()) failure_ = known->second;
@@ -86,7 +87,9 @@ GroupHealth::Forward GroupHealth::OnForward(std::optional<GroupError>* error) {
   }
   if (Raise()) return Forward::kRenews;
   if (failure_->rank == membership_.rank) {
-    *error = GroupError{.kind = GroupError::Kind::kReduction, .message = failure_->reason};
+    *error = GroupError{.kind = operation_failed_ ? GroupError::Kind::kCommunication
+                                                  : GroupError::Kind::kReduction,
+                        .message = failure_->reason};
     return Forward::kThrows;
   }
   const std::string who =

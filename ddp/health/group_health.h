@@ -52,6 +52,9 @@ class GroupHealth {
   void Begin(const Membership& membership);
   // Records a failure. Returns true when it is the first of the current incarnation.
   bool OnFailure(int64_t incarnation, const GroupFailure& failure);
+  // Records that the failure that this rank reports next is one of an operation, for which it then
+  // throws CommunicationError.
+  void OnOperation() { operation_failed_ = true; }
   // Records a rank that will never come back. The first one stays.
   void OnGone(GroupFailure failure);
   // Records that this rank throws for the failure of this incarnation, or has reported its own.
@@ -94,6 +97,7 @@ class GroupHealth {
   std::optional<GroupFailure> failure_;    // of this incarnation
   std::map<int64_t, GroupFailure> later_;  // by incarnation
   bool raised_ = false;
+  bool operation_failed_ = false;  // by OnOperation()
   std::optional<GroupFailure> gone_;
 };
 

@@ -146,6 +146,15 @@ TEST_F(GroupHealthTest, AForwardThrowsThisRanksOwnReportAsAReductionError) {
   EXPECT_FALSE(error->is_cause);
 }
 
+TEST_F(GroupHealthTest, AForwardThrowsAnOperationThatNoCallAwaitedAsACommunicationError) {
+  std::optional<GroupError> error;
+  health_.OnOperation();
+  EXPECT_TRUE(health_.OnFailure(0, {.rank = 1, .reason = "the broadcast failed"}));
+  EXPECT_EQ(health_.OnForward(&error), Forward::kThrows);
+  EXPECT_EQ(error->kind, Kind::kCommunication);
+  EXPECT_EQ(error->message, "the broadcast failed");
+}
+
 TEST_F(GroupHealthTest, AnErrorOfTheProgramIsReportedAndRaised) {
   const GroupError error = health_.OnOwnError(Kind::kReduction, "rank 1: the hook failed");
   EXPECT_EQ(error.kind, Kind::kReduction);

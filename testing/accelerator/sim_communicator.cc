@@ -180,6 +180,7 @@ void SimCommunicator::Run(const Task& task) {
 
 absl::Status SimCommunicator::RunCall(const Task& task, absl::Time deadline) {
   const RuntimeOptions& options = Accelerator().options();
+  if (options.on_collective) options.on_collective(task.number);
   if (task.number == options.fail_collective) {
     return absl::InternalError("it fails by DDP_SIM_FAIL_COLLECTIVE");
   }

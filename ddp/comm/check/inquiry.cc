@@ -129,20 +129,21 @@ std::optional<Failure> Inquiry::FindLeft(const Awaited& awaited, int rank,
                               "give every rank the same number")};
 }
 
-void Inquiry::Search(int64_t since_ns, const Wait& wait, const StillAwaited& awaited) {
-  if (!Ask(since_ns)) return;
+bool Inquiry::Search(int64_t since_ns, const Wait& wait, const StillAwaited& awaited) {
+  if (!Ask(since_ns)) return false;
   for (const absl::Duration look : kAnswerLooks) {
-    if (wait(look)) return;
+    if (wait(look)) return true;
     const bool all = ReadAnswers();
     std::optional<Awaited> operation = awaited();
-    if (!operation.has_value()) return;
+    if (!operation.has_value()) return true;
     const std::optional<Failure> failure = Judge(*operation);
     // A peer may send a message and leave; the message may still arrive.
     const bool may_come = failure.has_value() && operation->peer >= 0;
-    if (may_come && (wait(kMessagePatience) || !awaited().has_value())) return;
+    if (may_come && (wait(kMessagePatience) || !awaited().has_value())) return true;
     if (failure.has_value()) monitor_->ReportFound(*failure);
-    if (all || failure.has_value()) return;
+    if (all || failure.has_value()) return true;
   }
+  return true;
 }
 
 std::string Inquiry::DescribeLateNow(const Awaited& awaited) {

@@ -53,13 +53,13 @@ class Inquiry {
   // Returns nullopt when no failure is found.
   std::optional<GroupFailure> Judge(const Awaited& awaited);
 
-  // Asks, and reads the answers for a second, unless another rank has asked since `since_ns`.
-  // Reports the failure that the answers prove. `wait` blocks for the given time, or until the
-  // search is of no use any more: then it returns true. `awaited` returns the operation that this
-  // rank still waits for; nullopt: it waits no longer.
+  // Asks, and reads the answers for a second. Returns false when another rank has asked since
+  // `since_ns`. Reports the failure that the answers prove. `wait` blocks for the given time, or
+  // until the search is of no use any more: then it returns true. `awaited` returns the operation
+  // that this rank still waits for; nullopt: it waits no longer.
   using Wait = std::function<bool(absl::Duration limit)>;
   using StillAwaited = std::function<std::optional<Awaited>()>;
-  void Search(int64_t since_ns, const Wait& wait, const StillAwaited& awaited);
+  bool Search(int64_t since_ns, const Wait& wait, const StillAwaited& awaited);
 
   // Describes the ranks that have not launched `awaited` according to the answers, for the message
   // of a timeout. Empty when none is known. DescribeLateNow() asks first, and does not throw.

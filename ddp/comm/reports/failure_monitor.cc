@@ -37,6 +37,14 @@ void FailureMonitor::Report(const std::string& reason) {
   log_->Run([this, self, failure] { Publish(LogEntry::Of(self.incarnation, failure)); });
 }
 
+void FailureMonitor::ReportOperation(const std::string& reason) {
+  {
+    MutexLock lock(mutex_);
+    health_.OnOperation();
+  }
+  Report(reason);
+}
+
 // Returns an earlier report of the same incarnation.
 std::optional<GroupFailure> FailureMonitor::Publish(const LogEntry& message) {
   try {

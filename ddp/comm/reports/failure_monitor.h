@@ -58,6 +58,10 @@ class FailureMonitor : private ReportLog::Reader {
   // exception unwinds the calling thread, queues the report and returns at once.
   void Report(const std::string& reason);
 
+  // The same for an operation of this rank that has failed, or has taken too long, while no call
+  // waited for it.
+  void ReportOperation(const std::string& reason);
+
   // Reports a failure that this rank has found and other ranks may find as well. Does nothing when
   // a failure of this incarnation is known. `failure.rank` is -1 when no single rank is at fault.
   // If another rank has reported a failure before, that failure becomes failure() on this rank too,

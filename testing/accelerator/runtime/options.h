@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "absl/status/statusor.h"
@@ -26,6 +27,8 @@ struct RuntimeOptions {
   bool futures = true;                             // DDP_SIM_FUTURES: works have futures
   std::optional<int64_t> sync_budget;              // DDP_SIM_SYNC_BUDGET: the synchronizations
                                                    // by the host that a step may make
+  // Called with a collective's number when it begins, on its stream's thread.
+  std::function<void(int64_t number)> on_collective;
 };
 
 // Reads the variables. A variable that is unset or empty leaves the default. Returns
