@@ -166,7 +166,7 @@ JoinVerdict Join::Exchange(const std::optional<JoinAnnouncement>& announcement) 
   Communicator::Pending pending =
       group_->communicator().AllReduce(on_device, {"the exchange of a Join"});
   group_->communicator().Wait(pending);
-  const at::Tensor sum = on_device.to(at::kCPU);
+  const at::Tensor sum = group_->to_host(on_device);
   const int64_t* words = sum.const_data_ptr<int64_t>();
   JoinVerdict verdict = core_->Read({words, words + sum.numel()});
   if (verdict.message.empty()) return verdict;

@@ -529,7 +529,7 @@ void ModelSynchronizer::FinishJoin(int last_joiner) {
   Communicator::Pending pending =
       group_->communicator().AllReduceMin(counted, {"the end of a join"});
   group_->communicator().Wait(pending);
-  if (counted.item<int>() == 0) reducer_->ForgetCounts();
+  if (group_->to_host(counted).item<int>() == 0) reducer_->ForgetCounts();
 }
 
 // ---- Reports.

@@ -35,12 +35,12 @@ void Load(const std::string& state, at::Device device, torch::optim::Optimizer& 
 void Broadcast(ProcessGroup& group, int root, std::string& text) {
   at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(group.device());
   group.broadcast(size, root);
-  text.resize(size.item<int64_t>());
+  text.resize(group.to_host(size).item<int64_t>());
   at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr<uint8_t>(), text.data(), text.size());
   bytes = bytes.to(group.device());
   group.broadcast(bytes, root);
-  bytes = bytes.to(at::kCPU);
+  bytes = group.to_host(bytes);
   std::memcpy(text.data(), bytes.const_data_ptr<uint8_t>(), text.size());
 }
 

@@ -382,6 +382,10 @@ const std::string& ProcessGroup::backend() const { return now_->traits.name; }
 
 at::Device ProcessGroup::device() const { return now_->device; }
 
+at::Tensor ProcessGroup::to_host(const at::Tensor& tensor) {
+  return communicator().ToHost(tensor, "a copy of a result to the host");
+}
+
 Communicator& ProcessGroup::communicator() { return *now_->communicator; }
 
 CollectiveCaller ProcessGroup::Caller() const {
@@ -497,7 +501,7 @@ void ProcessGroup::CompareSizes(const PreparedCollective& prepared) {
       at::tensor(prepared.collective.input_sizes, options).to(prepared.collective.output.device());
   const at::Tensor sent = at::empty_like(sizes);
   Start(PrepareAllToAll(Caller(), sent, sizes), "the comparison of an all-to-all's sizes").wait();
-  const at::Tensor on_host = sent.cpu();
+  const at::Tensor on_host = to_host(sent);
   const int64_t* const counts = on_host.const_data_ptr<int64_t>();
   for (int peer = 0; peer < size(); ++peer) {
     const int64_t expected = prepared.collective.output_sizes[peer];
@@ -745,7 +749,7 @@ bool all_agree(const std::shared_ptr<ProcessGroup>& group, bool ok) {
   const at::Tensor all =
       at::full({1}, ok ? 1 : 0, at::TensorOptions(group->device()).dtype(at::kInt));
   group->all_reduce(all, ReduceOp::kMin);
-  return all.item<int32_t>() == 1;
+  return group->to_host(all).item<int32_t>() == 1;
 }
 
 }  // namespace ddp

@@ -264,6 +264,11 @@ class ProcessGroup {
   // the store fails.
   void monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks = false);
 
+  // Returns a copy on the CPU of what collectives have written to `tensor`. On a device with
+  // streams it blocks until they are complete, and throws PeerFailedError or CommunicationError
+  // when a failure has aborted one: item() and cpu() would return wrong values then.
+  at::Tensor to_host(const at::Tensor& tensor);
+
   // Reports to all ranks that this rank cannot continue. Their waits throw PeerFailedError within a
   // second. Never throws. For a caller that then throws itself: the next ensure_usable() of this
   // rank calls renew() at once. Thread: any.

@@ -144,6 +144,30 @@ MUTATIONS = [
         STREAMS_TEST,
         "*AModelEndsAfterTheBackwardThatHasThrown*",
     ),
+    Mutation(
+        "the look for an abort after a copy to the host",
+        [
+            (
+                COMMUNICATOR,
+                '  if (*proof == DeviceOutcome::kLost) Fail(what, "a peer failed");\n',
+                "",
+            ),
+        ],
+        STREAMS_TEST,
+        "*TheHostReadsNoAbortedSum*",
+    ),
+    Mutation(
+        "the barrier before a save",
+        [
+            (
+                "elastic/training/training.cc",
+                "    if (!group_->device().is_cpu()) group_->barrier();\n",
+                "",
+            ),
+        ],
+        "//elastic/training:training_test",
+        "*AStepThatAFailureHasTornOnTheDeviceIsNotSaved*",
+    ),
 ]
 
 

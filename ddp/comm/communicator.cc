@@ -62,6 +62,8 @@ namespace {
 constexpr absl::Duration kExplanationTimeout = absl::Milliseconds(300);
 // The same after a peer has aborted the group: the report is on its way, on a busy host for long.
 constexpr absl::Duration kExplanationOfAbortTimeout = absl::Seconds(5);
+// The same for the watch of a device: see Inquiry::Explain().
+constexpr absl::Duration kExplanationOfWatchTimeout = absl::Seconds(10);
 
 // How much longer than the peer that failed the other ranks wait before they throw.
 constexpr absl::Duration kHeadStart = absl::Milliseconds(200);
@@ -208,14 +210,20 @@ const Communicator::Operation* Communicator::FailedOperation() const {
   return nullptr;
 }
 
+// Throws the error of an operation that the watch has found. The watch looks for the cause.
+void Communicator::FailIfWatched(const OperationName& what) {
+  const std::optional<std::string> error = device_watch_->error();
+  if (!error.has_value()) return;
+  (void)monitor_->AwaitFailure(kExplanationOfWatchTimeout);
+  Fail(what, *error);
+}
+
 // Throws the error of an earlier operation for which no caller has waited.
 void Communicator::ThrowForgottenError() {
   ForgetComplete();
   if (device_watch_) {
     device_watch_->Look();
-    if (const auto error = device_watch_->error()) {
-      FailBroken(nullptr, "an operation", *error, OperationFault::kConnection);
-    }
+    FailIfWatched("an operation");
   }
   if (const Operation* failed = FailedOperation()) FailOperation(*failed, /*watched=*/false);
 }
@@ -632,14 +640,17 @@ void Communicator::FailForDeadRank(const Future& future, const OperationName& wh
   Fail(what, "a peer failed");
 }
 
-// The path of Wait() for an operation on a stream: throws for a failure that is known already, and
-// never blocks the host. The operation stays, because another stream may wait for it too.
+// The path of Wait() for an operation on a stream: blocks the host only when a failure is known.
+// The operation stays, because another stream may wait for it too.
 void Communicator::OrderStreams(Pending& pending) {
   ThrowForgottenError();
-  if (monitor_->failed()) Fail(pending.what, "a peer failed");
+  const c10::intrusive_ptr<c10d::Work>& work = pending.operation->work;
+  if (monitor_->failed() && (!work || !device_watch_->AwaitCompletion(*work))) {
+    Fail(pending.what, "a peer failed");
+  }
   try {
-    if (pending.operation->work) pending.operation->work->synchronize();
-    if (!pending.operation->work || pending.operation->has_finish) {
+    if (work) work->synchronize();
+    if (!work || pending.operation->has_finish) {
       pending.operation->future->wait();  // does not block: NCCL's is complete at the launch
     }
   } catch (const c10::Error& error) {
@@ -656,6 +667,16 @@ bool Communicator::IsComplete(const Pending& pending) {
   return pending.operation->work->isCompleted();
 }
 
+at::Tensor Communicator::ToHost(const at::Tensor& tensor, const OperationName& what) {
+  const DeviceProof proof = Prove(tensor.device());
+  at::Tensor on_host = tensor.to(at::kCPU);
+  if (proof == nullptr) return on_host;
+  device_watch_->Look();
+  if (*proof == DeviceOutcome::kLost) Fail(what, "a peer failed");
+  FailIfWatched(what);
+  return on_host;
+}
+
 DeviceProof Communicator::Prove(at::Device device) {
   if (!device_watch_ || !options_.traits.RunsOnStream(device)) return nullptr;
   return device_watch_->Mark(device);
@@ -669,7 +690,7 @@ Communicator::Pending Communicator::StartBarrier(at::Device device, OperationNam
 void Communicator::Barrier(at::Device device) {
   Pending pending = StartBarrier(device, "a barrier");
   Wait(pending);
-  if (pending.on_stream) (void)pending.tensor.item();  // the host waits as well
+  if (pending.on_stream) (void)ToHost(pending.tensor, pending.what);  // the host waits as well
 }
 
 void Communicator::BeginBarrier(at::Device device, OperationName what) {

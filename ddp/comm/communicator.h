@@ -136,10 +136,10 @@ class Communicator {
   static Future FutureOf(const Pending& pending);
 
   // Blocks until the operation is complete. On a stream it does not block: the current stream
-  // waits, in each call. Afterwards the tensor may be read. On a CPU, an operation that completes
-  // within 200 ms of a peer's failure report still counts as complete. Throws PeerFailedError when
-  // a peer has failed, and CommunicationError on a timeout or a network error. The communicator is
-  // then retired, and this rank has sent the peers a failure report if none was known. Throws
+  // waits, in each call. Afterwards the tensor may be read. An operation that completes within 200
+  // ms of a peer's failure report still counts as complete. Throws PeerFailedError when a peer has
+  // failed, and CommunicationError on a timeout or a network error. The communicator is then
+  // retired, and this rank has sent the peers a failure report if none was known. Throws
   // CommunicationError when the group was renewed since the operation started.
   void Wait(Pending& pending);
 
@@ -153,6 +153,10 @@ class Communicator {
   // Returns true when the operation has ended, with a result or an error; on a stream, when the
   // device has ended it. Does not block.
   static bool IsComplete(const Pending& pending);
+
+  // Returns a copy on the CPU of a tensor that operations have written, after Wait(). Blocks until
+  // the device has written it. Throws as Wait() when an abort came first: the values may be wrong.
+  at::Tensor ToHost(const at::Tensor& tensor, const OperationName& what);
 
   // Returns the proof that the device has computed what the current stream of `device` has so far
   // from complete results. Null where operations run on no stream, or none has started: the host
@@ -204,6 +208,7 @@ class Communicator {
   void ForgetComplete();
   const Operation* FailedOperation() const;
   void ThrowForgottenError();
+  void FailIfWatched(const OperationName& what);
   [[noreturn]] void FailOperation(const Operation& operation, bool watched);
   OperationFault FaultOfOperation(const Operation& operation, bool watched) const;
   void OrderStreams(Pending& pending);

@@ -100,6 +100,20 @@ std::optional<std::string> DeviceWatch::error() const {
   return error_;
 }
 
+// An abort completes all operations, so it is looked for last.
+bool DeviceWatch::AwaitCompletion(c10d::Work& work) const {
+  while (!work.isCompleted()) {
+    if (aborted()) return false;
+    monitor_->signal()->Wait([] { return false; }, kEndLook);
+  }
+  return !work.exception() && !aborted();
+}
+
+bool DeviceWatch::aborted() const {
+  MutexLock lock(mutex_);
+  return aborted_;
+}
+
 bool DeviceWatch::done() const {
   MutexLock lock(mutex_);
   return aborted_ || (ending_ && entries_.empty());

@@ -64,6 +64,10 @@ class DeviceWatch {
   // Notes what the device has completed. Does not block.
   void Look();
 
+  // Blocks until the device has completed `work`, or the backend is aborted. Returns true when the
+  // device came first. Call it after a failure report.
+  bool AwaitCompletion(c10d::Work& work) const;
+
   // Returns the error of an operation that has failed.
   std::optional<std::string> error() const;
 
@@ -86,6 +90,7 @@ class DeviceWatch {
   void ReportError(const Inquiry::Awaited& awaited, const std::string& error, bool timed_out);
   void Abort();
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool aborted() const;
   bool done() const;
 
   const c10::intrusive_ptr<c10d::Backend> backend_;

@@ -1,6 +1,7 @@
 // Trains on the simulated device until one rank fails at a random collective: by a SIGKILL, an
 // exception, its end, a collective that hangs or fails, or a report. Every other rank must throw a
-// CommunicationError within two seconds, and no step on wrong gradients may be kept.
+// CommunicationError within two seconds, or more where the machine is busy, and no step on wrong
+// gradients may be kept.
 //
 // DDP_TEST_SEEDS is the number of runs. A run has a world, a fault and options by its seed.
 #include <algorithm>
@@ -47,8 +48,9 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-constexpr absl::Duration kLongestTime = absl::Seconds(2);  // from the fault to the exception
-constexpr int kSteps = 20;                                 // a fault comes earlier
+constexpr double kLongestSeconds = 10;  // from the fault to the exception
+constexpr double kMedianSeconds = 2;    // the same for one kind of fault
+constexpr int kSteps = 40;              // a fault comes earlier
 constexpr int kLayers = 4;
 
 enum class Kind { kKill, kThrowInForward, kThrowInBackward, kLeave, kHang, kFail, kReport, kNone };
@@ -64,6 +66,7 @@ struct Plan {
     rank = draw(size);
     collective = 1 + draw(first + 30);
     const bool throws = kind == Kind::kThrowInForward || kind == Kind::kThrowInBackward;
+    if (collective == first) ++collective;  // not a collective: see Train()
     goes_on = throws || (kind != Kind::kKill && kind != Kind::kLeave && collective > first + 1);
     layer = draw(kLayers);
     delay = absl::Microseconds(draw(500));
@@ -230,7 +233,7 @@ class Training {
 
 void Train(const Plan& plan, const Group& group, Saboteur* saboteur) {
   Training training(plan, group, saboteur);
-  Say("WRAPPED", absl::StrCat(testing::Accelerator().NextCollective()));
+  Say("WRAPPED", absl::StrCat(testing::Accelerator().NextCollective()));  // takes the number
   try {
     for (int step = 0; step < kSteps; ++step) {
       training.Step();
@@ -344,7 +347,7 @@ void Check(const Plan& plan, const testing::RankRun& run, const std::set<std::st
       ASSERT_FALSE(lines["THROWN"].empty()) << "rank " << rank.rank;
       const double seconds =
           1e-9 * static_cast<double>(std::stoll(lines["THROWN"][0]) - std::stoll(faults[0]));
-      EXPECT_LT(seconds, absl::ToDoubleSeconds(kLongestTime)) << "rank " << rank.rank;
+      EXPECT_LT(seconds, kLongestSeconds) << "rank " << rank.rank;
       tally.seconds[NameOf(plan.kind)].push_back(seconds);
     }
     EXPECT_TRUE(!plan.goes_on || lines["ENDED"].empty()) << "rank " << rank.rank;
@@ -385,6 +388,7 @@ TEST(DeviceFaultsTest, EachRankThrowsAndKeepsNoTornStep) {
   }
   for (auto& [kind, seconds] : tally.seconds) {
     std::sort(seconds.begin(), seconds.end());
+    EXPECT_LT(seconds[seconds.size() / 2], kMedianSeconds) << kind;
     std::cout << kind << ": " << seconds.size() << " exceptions, median "
               << seconds[seconds.size() / 2] << " s, 99% " << seconds[seconds.size() * 99 / 100]
               << " s, longest " << seconds.back() << " s\n";

@@ -59,6 +59,13 @@ void SetKey(const Group& group, const std::string& key) {
   group->store()->set(key, std::vector<uint8_t>{1});
 }
 
+// Makes later work of `after` wait for the work that `before` has so far.
+void Order(c10::Stream before, c10::Stream after) {
+  c10::Event event(before.device_type());
+  event.record(before);
+  event.block(after);
+}
+
 torch::Tensor Ones(const Group& group, int64_t count = 1000) {
   return torch::ones({count}, torch::TensorOptions().device(group->device()));
 }
@@ -217,6 +224,20 @@ RANK_TEST(DeviceStreamsTest, AKilledPeerEndsAWaitForTheDevice, .world_size = 2, 
   EXPECT_LT(clock.Now() - start, absl::Seconds(20));  // and not for ever
 }
 
+RANK_TEST(DeviceStreamsTest, TheHostReadsNoAbortedSum, 2) {
+  Install(6);
+  const Group group = DeviceGroup();
+  const torch::Tensor sum = Ones(group);
+  if (group->rank() == 0) {
+    group->all_reduce(sum);
+    SetKey(group, "started");
+    EXPECT_THROW(group->to_host(sum), PeerFailedError);
+  } else {
+    AwaitKey(group, "started");
+    group->report_failure("a test");
+  }
+}
+
 // Two branches of the model run on two streams, and so do their backwards. That of the left one is
 // late.
 struct Branches : torch::nn::Module {
@@ -231,12 +252,7 @@ struct Branches : torch::nn::Module {
     const auto streams = Streams(group);
     const c10::Stream main = streams.getStream(group->device());
     const c10::Stream side = streams.getStreamFromGlobalPool(group->device());
-    const auto order = [](c10::Stream before, c10::Stream after) {
-      c10::Event event(before.device_type());
-      event.record(before);
-      event.block(after);
-    };
-    order(main, side);
+    Order(main, side);
     torch::Tensor other;
     {
       const c10::StreamGuard guard(side);
@@ -246,7 +262,7 @@ struct Branches : torch::nn::Module {
     mine.register_hook([device = group->device()](const torch::Tensor&) {
       for (int i = 0; i < 40; ++i) testing::LaunchOn(device, "late", [] {});
     });
-    order(side, main);
+    Order(side, main);
     return mine + other;
   }
   const Group group;

@@ -202,6 +202,10 @@ RANK_TEST(SimulatedDeviceTest, LazyBucketAllocation, 2) {
   HasTheCpusBits({.options = {.lazy_bucket_allocation = true}});
 }
 RANK_TEST(SimulatedDeviceTest, SyncBatchNorm, 2) { HasTheCpusBits({.sync_batch_norm = true}); }
+RANK_TEST(SimulatedDeviceTest, MixedPrecision, 2) {
+  const auto precision = MixedPrecision().param_dtype(at::kBFloat16).buffer_dtype(at::kBFloat16);
+  HasTheCpusBits({.options = {.mixed_precision = precision}});
+}
 RANK_TEST(SimulatedDeviceTest, ZeroRedundancyOptimizer, 2) { HasTheCpusBits({.zero = true}); }
 RANK_TEST(SimulatedDeviceTest, NoSync, 2) { HasTheCpusBits({.accumulates = true}); }
 RANK_TEST(SimulatedDeviceTest, Join, 2) { HasTheCpusBits({.joins = true}); }

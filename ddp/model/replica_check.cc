@@ -40,7 +40,7 @@ std::vector<int64_t> Gather(const std::vector<int64_t>& hashes, at::Device devic
   Communicator::Pending pending = communicator.Start(
       {.kind = Collective::Kind::kAllGather, .output = output, .input = input}, kWhat, {});
   communicator.Wait(pending);
-  const at::Tensor all = output.cpu();
+  const at::Tensor all = communicator.ToHost(output, kWhat);
   const int64_t* const values = all.const_data_ptr<int64_t>();
   return {values, values + all.numel()};
 }

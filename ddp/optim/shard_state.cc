@@ -350,7 +350,7 @@ void SetOptions(const std::string& bytes, std::vector<OptimizerParamGroup>& grou
 void BroadcastText(ProcessGroup& group, int root, std::string& text, bool keep) {
   at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(group.device());
   group.broadcast(size, root);
-  const auto total = size.item<int64_t>();
+  const auto total = group.to_host(size).item<int64_t>();
   keep = keep || group.rank() == root;
   text.resize(keep ? total : 0);
   for (int64_t begin = 0; begin < total; begin += kRoundBytes) {
@@ -362,7 +362,7 @@ void BroadcastText(ProcessGroup& group, int root, std::string& text, bool keep) 
     bytes = bytes.to(group.device());
     group.broadcast(bytes, root);
     if (!keep) continue;
-    bytes = bytes.to(at::kCPU);
+    bytes = group.to_host(bytes);
     std::memcpy(text.data() + begin, bytes.const_data_ptr<uint8_t>(), count);
   }
 }

@@ -230,8 +230,9 @@ ZeroCore::Start ZeroCore::Exchange(const Groups& groups, bool stepping, bool tak
   mutable_words[2 * ranks + count] = parameters_.MustPublish(*group_) ? 1 : 0;
   words = words.to(group_->device());
   group_->all_reduce(words);
-  words = words.to(at::kCPU);  // waits for a stream, and so for the values of the step before
-  if (!group_->failed()) unproven_ = false;
+  // Waits for a stream, and so for the values of the step before.
+  words = group_->to_host(words);
+  unproven_ = false;
   const auto* const all = words.const_data_ptr<int64_t>();
   Start start;
   int64_t rates = 0;
@@ -388,7 +389,7 @@ void ZeroCore::AskAll() {
   words.mutable_data_ptr<int64_t>()[1 + group_->rank()] = count;
   words = words.to(group_->device());
   group_->all_reduce(words);
-  words = words.to(at::kCPU);
+  words = group_->to_host(words);
   const auto* const all = words.const_data_ptr<int64_t>();
   torn_ = all[0] > 0;
   for (int rank = 1; rank < group_->size(); ++rank) {
@@ -450,7 +451,7 @@ double ZeroCore::ClipGradNorm(double max_norm, bool under_join) {
       parameters_.DropGradients();
       group_->all_reduce(squares);
     }
-    norm = std::sqrt(squares.item<double>());
+    norm = std::sqrt(group_->to_host(squares).item<double>());
     const double factor = max_norm / (norm + 1e-6);
     if (factor >= 1) return;
     for (const at::Tensor& tensor : parameters_.tensors()) {

@@ -34,7 +34,7 @@ void ZeroCore::ServeJoinedRanks(Groups& groups, const JoinRound& round) {
   }
   at::Tensor sent = with_gradient.to(group_->device());
   group_->broadcast(sent, source);
-  with_gradient = sent.to(at::kCPU);
+  with_gradient = group_->to_host(sent);
 
   std::vector<at::Tensor> gradients(parameters_.mine().size());
   for (int other = 0; other < group_->size(); ++other) {

@@ -21,8 +21,9 @@ namespace ddp::internal {
 namespace {
 
 template <typename Word = int32_t>
-std::vector<Word> ToVector(const at::Tensor& words) {
-  const at::Tensor local = words.to(at::kCPU);
+std::vector<Word> ToVector(const at::Tensor& words, const OperationName& what,
+                           ReducerGroup& group) {
+  const at::Tensor local = group.communicator().ToHost(words, what);
   const Word* first = local.const_data_ptr<Word>();
   return {first, first + local.numel()};
 }
@@ -83,7 +84,7 @@ PlanComparison ComparePlans(const BucketPlan& plan, const PassRecord& record, Re
   Communicator::Pending pending = group.communicator().AllReduceMin(
       least, {"the agreement on gradient buckets after a failure"});
   group.communicator().Wait(pending);
-  const std::vector<int32_t> found = ToVector(least);
+  const std::vector<int32_t> found = ToVector(least, pending.what, group);
   const auto equal = [&](int64_t begin, int64_t end) {
     return std::equal(words.begin() + begin, words.begin() + end, found.begin() + begin);
   };
@@ -101,7 +102,7 @@ BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::T
   Communicator::Pending pending =
       group.communicator().Broadcast(message, source, {"a broadcast from rank", source});
   group.communicator().Wait(pending);
-  return PlanOrThrow(BucketPlan::Decode(ToVector(message), tensors));
+  return PlanOrThrow(BucketPlan::Decode(ToVector(message, pending.what, group), tensors));
 }
 
 CollectiveCost MeasureAllReduce(ReducerGroup& group) {
@@ -117,7 +118,8 @@ BucketChoice BroadcastChoice(const BucketChoice& choice, int source, ReducerGrou
   Communicator::Pending pending =
       group.communicator().Broadcast(message, source, {"a broadcast from rank", source});
   group.communicator().Wait(pending);
-  const absl::StatusOr<BucketChoice> decoded = BucketChoice::Decode(ToVector<int64_t>(message));
+  const absl::StatusOr<BucketChoice> decoded =
+      BucketChoice::Decode(ToVector<int64_t>(message, pending.what, group));
   if (!decoded.ok()) throw ConfigurationError(std::string(decoded.status().message()));
   return *decoded;
 }

@@ -708,11 +708,10 @@ void Reducer::StartUsedMap() {
 }
 
 void Reducer::WaitUsedMap() {
-  const at::Tensor sum = used_map_.tensor;
   group_->communicator().Wait(used_map_);
-  used_map_ = {};
+  const Communicator::Pending complete = std::exchange(used_map_, {});
   if (!core_.wants_used_map()) return core_.OnUsedMap({});
-  const at::Tensor map = sum.to(at::kCPU);
+  const at::Tensor map = group_->communicator().ToHost(complete.tensor, complete.what);
   const int32_t* found = map.const_data_ptr<int32_t>();
   core_.OnUsedMap({found, found + map.numel()});
 }

@@ -23,7 +23,7 @@ int64_t BroadcastSize(int64_t mine, int source, StatisticsGroup& group) {
   const at::Tensor header = at::full({1}, mine, at::TensorOptions(at::kLong)).to(group.device());
   Communicator::Pending pending = group.communicator().Broadcast(header, source, kHeader);
   group.communicator().Wait(pending);
-  return header.item<int64_t>();
+  return group.communicator().ToHost(header, kHeader).item<int64_t>();
 }
 
 void AllReduce(const at::Tensor& tensor, const char* what, StatisticsGroup& group) {

@@ -16,7 +16,7 @@ bool SameOnAllRanks(std::pair<uint64_t, uint64_t> hash, c10::Device device,
   const at::Tensor least = at::tensor({a, b, -a, -b}, at::kLong).to(device);
   Communicator::Pending pending = communicator.AllReduceMin(least, what);
   communicator.Wait(pending);
-  const at::Tensor answer = least.to(at::kCPU);
+  const at::Tensor answer = communicator.ToHost(least, what);
   const int64_t* const found = answer.const_data_ptr<int64_t>();
   return found[0] == -found[2] && found[1] == -found[3];
 }

@@ -85,6 +85,9 @@ struct RestoredCheckpoint {
 //   state.step = step;
 //   checkpointer.save(state);
 //
+// On a device with streams, a step may be torn by a failure of which the host does not know yet.
+// Call ProcessGroup::barrier() before save(), as ddp::elastic::Training does: it throws then.
+//
 // save() and restore() are collectives over the store: every rank calls them, in the same order and
 // between the same steps. All ranks need the folder (one host, or a shared file system).
 //

@@ -173,6 +173,7 @@ class Training::Impl {
     if (loss_sum_.defined()) totals[0] = loss_sum_;
     totals[1] = samples_;
     group_->all_reduce(totals);
+    totals = group_->to_host(totals);
     return (totals[0] / totals[1]).item<double>();
   }
 
@@ -181,7 +182,7 @@ class Training::Impl {
     const at::Device device = group_->device();
     at::Tensor sizes = at::zeros({group_->size()}, at::kLong).to(device);
     group_->all_gather(sizes, at::full({1}, static_cast<int64_t>(mine.size()), sizes.options()));
-    sizes = sizes.cpu();
+    sizes = group_->to_host(sizes);
     const int64_t longest = sizes.max().item<int64_t>();
     std::vector<std::string> texts(static_cast<size_t>(group_->size()));
     if (longest == 0) return texts;
@@ -189,7 +190,7 @@ class Training::Impl {
     std::copy(mine.begin(), mine.end(), padded.data_ptr<uint8_t>());
     at::Tensor bytes = at::zeros({group_->size(), longest}, at::kByte).to(device);
     group_->all_gather(bytes, padded.to(device));
-    bytes = bytes.cpu();
+    bytes = group_->to_host(bytes);
     for (size_t rank = 0; rank < texts.size(); ++rank) {
       const uint8_t* begin = bytes.data_ptr<uint8_t>() + static_cast<int64_t>(rank) * longest;
       texts[rank].assign(begin, begin + sizes.data_ptr<int64_t>()[rank]);
@@ -201,6 +202,7 @@ class Training::Impl {
   int64_t SumOverRanks(int64_t mine) {
     at::Tensor sum = at::full({1}, mine, at::kDouble).to(group_->device());
     group_->all_reduce(sum);
+    sum = group_->to_host(sum);
     return static_cast<int64_t>(sum.item<double>());
   }
 
@@ -303,6 +305,8 @@ class Training::Impl {
   // Returns true when the state is saved. The checkpointer logs the reason of a failure.
   bool Save(Checkpointer::Urgency urgency) {
     if (!checkpointer_) return false;
+    // On a device, a failure may have torn the last step after its optimizer has returned.
+    if (!group_->device().is_cpu()) group_->barrier();
     state_.bucket_layout = model_.bucket_layout();
     if (checkpointer_->save(state_, urgency).empty()) return false;
     saved_step_ = state_.step;

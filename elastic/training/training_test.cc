@@ -9,17 +9,21 @@
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 #include <torch/utils.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <future>
 #include <set>
 #include <stdexcept>
 
 #include "ddp/ddp.h"
 #include "elastic/checkpoint/group/faulty_store.h"
+#include "testing/accelerator/accelerator.h"
+#include "testing/accelerator/sim_group.h"
 #include "testing/distributed_checks.h"
 #include "testing/ranks/rank_test.h"
 
@@ -382,6 +386,37 @@ RANK_TEST(TrainingTest, MistakesAreNamed, 1) {
       HasSubstr("checkpoint_every is -1"));
   EXPECT_THAT(ErrorOf<std::invalid_argument>([&] { Trainer none(group, {.resume = kAny}); }),
               HasSubstr("resume is kAny without a checkpoint_folder"));
+}
+
+// A failure of rank 1 aborts the reduction of the third step, when all ranks have gone on to save.
+RANK_TEST(TrainingTest, AStepThatAFailureHasTornOnTheDeviceIsNotSaved, 2) {
+  std::atomic<bool> fails = false;
+  std::shared_ptr<ProcessGroup> group;
+  ddp::testing::InstallAccelerator({.on_collective = [&](int64_t) {
+    if (!fails.exchange(false)) return;
+    group->report_failure_and_throw_later("a test");
+    (void)std::promise<void>().get_future().wait_for(std::chrono::seconds(1));
+  }});
+  group =
+      init_process_group(ProcessGroupOptions().make_backend(ddp::testing::ConnectSimulatedDevices));
+  const std::string folder = Folder(*group);
+  torch::nn::Linear net = Net();
+  net->to(group->device());
+  DistributedDataParallel<torch::nn::Linear> model(net, group);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  Training training(model, optimizer,
+                    Trainer::WithData({.checkpoint_folder = folder, .checkpoint_every = 1}));
+  const auto train = [&] {
+    while (training.next_epoch()) {
+      while (const auto batch = training.next_batch()) {
+        fails = group->rank() == 1 && training.steps() == 2;
+        training.step(model.forward(Inputs(batch->indices).to(group->device())).mean());
+      }
+    }
+  };
+  EXPECT_THROW(train(), CommunicationError);
+  EXPECT_EQ(training.steps(), 3);
+  EXPECT_EQ(Checkpoints(folder), 2);
 }
 
 }  // namespace

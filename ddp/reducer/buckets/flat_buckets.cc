@@ -299,7 +299,9 @@ std::vector<int32_t> FlatBuckets::AttachedSums() const {
   const Bucket& bucket = buckets_.back();
   const auto count = static_cast<int64_t>(parameter_count());
   const at::Tensor sums =
-      bucket.sum.tensor.narrow(0, bucket.count, count).to(at::kCPU, at::kInt).contiguous();
+      communicator()
+          .ToHost(bucket.sum.tensor.narrow(0, bucket.count, count), bucket.sum.what)
+          .to(at::kInt);
   const int32_t* const first = sums.const_data_ptr<int32_t>();
   return {first, first + count};
 }
