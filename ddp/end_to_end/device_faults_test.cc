@@ -275,7 +275,10 @@ RANK_BODY(TrainUntilAFault) {
   }
   testing::InstallAccelerator(options);
   try {
-    auto group_options = ProcessGroupOptions().make_backend(testing::ConnectSimulatedDevices);
+    auto group_options = ProcessGroupOptions().make_backend([](BackendRequest request) {
+      request.timeout = std::chrono::minutes(1);  // the ranks may start at different times
+      return testing::ConnectSimulatedDevices(request);
+    });
     // A hang is known by the timeout alone.
     if (plan.kind == Kind::kHang) group_options.timeout(std::chrono::seconds(1));
     const Group group = init_process_group(group_options);
