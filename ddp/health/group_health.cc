@@ -87,9 +87,9 @@ GroupHealth::Forward GroupHealth::OnForward(std::optional<GroupError>* error) {
   }
   if (Raise()) return Forward::kRenews;
   if (failure_->rank == membership_.rank) {
-    *error = GroupError{.kind = operation_failed_ ? GroupError::Kind::kCommunication
-                                                  : GroupError::Kind::kReduction,
-                        .message = failure_->reason};
+    *error = GroupError{
+        .kind = operation_failed_ ? GroupError::Kind::kCommunication : GroupError::Kind::kReduction,
+        .message = failure_->reason};
     return Forward::kThrows;
   }
   const std::string who =
