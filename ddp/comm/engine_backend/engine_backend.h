@@ -52,16 +52,15 @@ struct EngineBackendOptions {
 // Gloo carries the messages, with tags below 2^30.) Copies take every type. Reductions take real
 // numbers, bitwise ones integers. An all-reduce also sums sparse (COO) tensors.
 //
-// Works. Every operation is asynchronous. On one host Work::wait() does the work on the waiting
-// thread. A future completes without a wait as well. abort() fails the operations of all ranks.
-// Continuations of futures run on the engine's threads.
+// Works. On one host Work::wait() does the work on the waiting thread. A future completes without a
+// wait as well; its continuations run on the engine's threads. abort() fails the operations of all
+// ranks.
 //
 // Memory. allocateTensor() returns memory that all ranks of the host see; collectives use it
 // without a copy.
 //
 // End. An operation that fails on several hosts ends the backend: so every rank's operations fail,
-// on all hosts, also when a process dies. Its peers on the same host notice that within
-// microseconds.
+// on all hosts, also when a process dies.
 //
 // Errors: kDeadlineExceeded: a rank has not come. Others: the ranks of a host cannot share memory;
 // the same on all ranks. Throws CommunicationError when Gloo cannot connect, and what the store

@@ -37,8 +37,9 @@ absl::StatusOr<std::shared_ptr<HostGroup>> HostGroup::Make(
   auto group =
       std::shared_ptr<HostGroup>(new HostGroup(member, std::move(segment), std::move(arenas)));
   std::promise<int> locked;
-  group->thread_ = std::thread([self = group.get(), &locked] { self->HoldPlace(locked); });
-  if (locked.get_future().get() == 0) return group;
+  std::future<int> result = locked.get_future();
+  group->thread_ = std::thread(&HostGroup::HoldPlace, group.get(), std::move(locked));
+  if (result.get() == 0) return group;
   return absl::FailedPreconditionError(
       absl::StrCat("its place is taken: two processes are rank ", member, " of the host"));
 }
@@ -237,7 +238,7 @@ void HostGroup::Kick() {
 }
 
 // The thread. `locked` gets pthread_mutex_trylock()'s result.
-void HostGroup::HoldPlace(std::promise<int>& locked) {
+void HostGroup::HoldPlace(std::promise<int> locked) {
   ::pthread_setname_np(::pthread_self(), "ddp-peers");
   sigset_t all;
   ::sigfillset(&all);

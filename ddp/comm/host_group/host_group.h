@@ -181,7 +181,7 @@ class HostGroup {
   // Reads the marks of the kernel. Returns true when the group has ended.
   bool NoticeEnds();
   void MeasureCores();
-  void HoldPlace(std::promise<int>& locked);
+  void HoldPlace(std::promise<int> locked);
   void Serve();
   void WatchPeers(std::vector<FutexWord>& words);
   void SleepOn(const std::vector<FutexWord>& words, const Nap& nap) const;

@@ -23,12 +23,12 @@ namespace ddp::internal {
 // Made for gradients: arrays become ready one by one, in another order on each member, and nobody
 // waits before the end of the pass. Free of LibTorch.
 //
-// Large arrays. A member publishes the place of each array as soon as the array is ready. The array
-// is divided into pieces. A member that finds an array published by all members takes pieces of it,
-// one after the other until other members have taken the rest, and sums them in the memory of all
-// members. It looks for such arrays whenever it publishes another one, and at the end. So the
-// member that publishes an array last, which is behind, leaves it to those that are ahead: the sums
-// slow down the fast members and not the slow ones, which all wait for.
+// Large arrays. A member publishes the place of each array as soon as the array is ready. A member
+// that finds an array published by all members takes pieces of it, until other members have taken
+// the rest, and sums them in the memory of all members. It looks for such arrays whenever it
+// publishes another one, and at the end. So the member that publishes an array last, which is
+// behind, leaves it to those that are ahead: the sums slow down the fast members and not the slow
+// ones, which all wait for.
 //
 // Small arrays. A member packs them into its block, and sums the blocks of all members at the end.
 //
