@@ -32,6 +32,8 @@ EngineWork::EngineWork(int rank, Operation operation, std::weak_ptr<RankEngine> 
       engine_(std::move(engine)),
       results_(std::move(operation.results)),
       hurries_(hurries),
+      future_(
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
       inputs_(std::move(operation.inputs)),
       finish_(std::move(operation.finish)) {}
 
@@ -41,11 +43,10 @@ bool EngineWork::isCompleted() {
   return done();
 }
 
-bool EngineWork::isSuccess() const { return done() && !failed_.load(std::memory_order_acquire); }
+bool EngineWork::isSuccess() const { return done() && !future_->hasError(); }
 
 std::exception_ptr EngineWork::exception() const {
-  MutexLock lock(mutex_);
-  return error_;
+  return done() && future_->hasError() ? future_->exception_ptr() : nullptr;
 }
 
 bool EngineWork::wait(std::chrono::milliseconds timeout) {
@@ -58,7 +59,7 @@ bool EngineWork::wait(std::chrono::milliseconds timeout) {
     std::rethrow_exception(
         ErrorOf(absl::DeadlineExceededError("Timed out: the wait for an operation")));
   }
-  if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(exception());
+  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
   return true;
 }
 
@@ -67,22 +68,8 @@ void EngineWork::abort() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> EngineWork::getFuture() {
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  std::exception_ptr error;
-  {
-    MutexLock lock(mutex_);
-    if (future_) return future_;
-    future = future_ =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    error = error_;
-    // End() completes the future when it comes after this.
-    if (!done()) {
-      if (const auto engine = engine_.lock(); engine && hurries_) engine->Hurry();
-      return future;
-    }
-  }
-  Complete(*future, error);
-  return future;
+  if (const auto engine = engine_.lock(); engine && hurries_ && !done()) engine->Hurry();
+  return future_;
 }
 
 void EngineWork::End(absl::Status status) {
@@ -96,23 +83,10 @@ void EngineWork::End(absl::Status status) {
   }
   finish_ = nullptr;
   inputs_.clear();
-  const std::exception_ptr error = status.ok() ? nullptr : ErrorOf(status);
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  {
-    MutexLock lock(mutex_);
-    error_ = error;
-    failed_.store(error != nullptr, std::memory_order_release);
-    future = future_;
-    done_.store(true, std::memory_order_release);
-  }
-  if (future) Complete(*future, error);
-}
-
-void EngineWork::Complete(c10::ivalue::Future& future, const std::exception_ptr& error) const {
-  if (error) {
-    future.setErrorIfNeeded(error);
+  if (status.ok()) {
+    future_->markCompleted(results_);
   } else {
-    future.markCompleted(c10::IValue(results_));
+    future_->setError(ErrorOf(status));
   }
 }
 

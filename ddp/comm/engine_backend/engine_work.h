@@ -1,7 +1,6 @@
 #ifndef DDP_COMM_ENGINE_BACKEND_ENGINE_WORK_H_
 #define DDP_COMM_ENGINE_BACKEND_ENGINE_WORK_H_
 
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -12,9 +11,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "base/mutex.h"
 #include "ddp/comm/hierarchical/rank_engine.h"
 
 namespace ddp::internal {
@@ -49,20 +46,14 @@ class EngineWork final : public c10d::Work {
   void End(absl::Status status);
 
  private:
-  bool done() const { return done_.load(std::memory_order_acquire); }
-  void Complete(c10::ivalue::Future& future, const std::exception_ptr& error) const;
+  bool done() const { return future_->completed(); }
 
   const std::weak_ptr<RankEngine> engine_;
   const std::vector<at::Tensor> results_;
   const bool hurries_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::vector<at::Tensor> inputs_;  // until the end
   std::function<void()> finish_;    // until the end
-
-  std::atomic<bool> done_ = false;
-  std::atomic<bool> failed_ = false;  // set before done_
-  mutable Mutex mutex_;
-  std::exception_ptr error_ ABSL_GUARDED_BY(mutex_);
-  c10::intrusive_ptr<c10::ivalue::Future> future_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ddp::internal
