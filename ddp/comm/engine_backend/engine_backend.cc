@@ -100,7 +100,6 @@ class EngineBackend final : public c10d::Backend {
     };
   }
   void set_tag(uint32_t tag) { tag_ = tag; }
-  void set_driven() { hurries_ = false; }
 
   const std::string getBackendName() const override { return name_; }
   void setTimeout(std::chrono::milliseconds timeout) override {
@@ -225,7 +224,7 @@ class EngineBackend final : public c10d::Backend {
   // Starts an operation of an engine: begin(done).
   template <typename Begin>
   WorkPtr Start(EngineWork::Operation operation, const Begin& begin) {
-    auto work = c10::make_intrusive<EngineWork>(rank_, std::move(operation), engine_, hurries_);
+    auto work = c10::make_intrusive<EngineWork>(rank_, std::move(operation), engine_);
     begin([work](const absl::Status& status) { work->End(status); });
     return work;
   }
@@ -238,7 +237,6 @@ class EngineBackend final : public c10d::Backend {
   const EnginePtr engine_;
   const BackendPtr gloo_;
   std::optional<uint32_t> tag_;
-  bool hurries_ = true;
 };
 
 // The whole consists of a part for each rank.
@@ -383,10 +381,7 @@ WorkPtr StartOwn(c10d::Backend& backend, CollectiveEngine::OwnProtocol protocol)
 void AddEngineTraits(BackendTraits& traits) {
   traits.set_tag = [](c10d::Backend& backend, uint32_t tag) { Cast(backend).set_tag(tag); };
   traits.drive = [](c10d::Backend& backend, const std::function<bool()>& stop,
-                    absl::Time deadline) {
-    Cast(backend).set_driven();
-    return Cast(backend).engine().Drive(stop, deadline);
-  };
+                    absl::Time deadline) { return Cast(backend).engine().Drive(stop, deadline); };
   traits.waker = [](c10d::Backend& backend) { return Cast(backend).Waker(); };
   traits.abort = [](c10d::Backend& backend) { return Cast(backend).engine().Abort(); };
   traits.allocates_shared = true;

@@ -26,12 +26,10 @@ std::exception_ptr ErrorOf(const absl::Status& status) {
 
 }  // namespace
 
-EngineWork::EngineWork(int rank, Operation operation, std::weak_ptr<RankEngine> engine,
-                       bool hurries)
+EngineWork::EngineWork(int rank, Operation operation, std::weak_ptr<RankEngine> engine)
     : Work(rank, operation.type),
       engine_(std::move(engine)),
       results_(std::move(operation.results)),
-      hurries_(hurries),
       future_(
           c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
       inputs_(std::move(operation.inputs)),
@@ -65,11 +63,6 @@ bool EngineWork::wait(std::chrono::milliseconds timeout) {
 
 void EngineWork::abort() {
   if (const auto engine = engine_.lock()) engine->Abort();
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> EngineWork::getFuture() {
-  if (const auto engine = engine_.lock(); engine && hurries_ && !done()) engine->Hurry();
-  return future_;
 }
 
 void EngineWork::End(absl::Status status) {

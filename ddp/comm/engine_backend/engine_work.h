@@ -26,9 +26,7 @@ class EngineWork final : public c10d::Work {
     std::function<void()> finish;     // on success, before the end; may be null
   };
 
-  // `hurries`: the group's thread takes the operation up as soon as a program asks for its future.
-  // Otherwise waits through the traits' `drive` advance it.
-  EngineWork(int rank, Operation operation, std::weak_ptr<RankEngine> engine, bool hurries);
+  EngineWork(int rank, Operation operation, std::weak_ptr<RankEngine> engine);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -40,7 +38,7 @@ class EngineWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override {}
   void abort() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
   // To be called once, when the operation has ended, by the engine's thread of the moment.
   void End(absl::Status status);
@@ -50,7 +48,6 @@ class EngineWork final : public c10d::Work {
 
   const std::weak_ptr<RankEngine> engine_;
   const std::vector<at::Tensor> results_;
-  const bool hurries_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::vector<at::Tensor> inputs_;  // until the end
   std::function<void()> finish_;    // until the end

@@ -92,10 +92,6 @@ void RankEngine::Poll() {
   if (has_one_host()) local_.Poll();
 }
 
-void RankEngine::Hurry() {
-  if (has_one_host()) local_.Hurry();
-}
-
 void RankEngine::Wake() {
   if (has_one_host()) return local_.Wake();
   MutexLock lock(mutex_);

@@ -46,7 +46,6 @@ class RankEngine {
   void Start(CollectiveRequest request, absl::Duration timeout, Done done);
   bool Drive(const std::function<bool()>& stop, absl::Time deadline);
   void Poll();
-  void Hurry();
   void Wake();
 
   // Fails what is not complete, and every later collective. When something is not complete, also

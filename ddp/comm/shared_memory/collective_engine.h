@@ -65,9 +65,8 @@ struct CollectiveRequest {
 // collective without a tag fails on all members with kInvalidArgument.
 //
 // Progress. Whoever waits does the work, in Drive(), on the thread that waits. When no thread
-// waits, the thread of the group does it: at once when the members have cores to spare or after
-// Hurry(), else 5 ms later. So there is no hand-over between threads when a collective is waited
-// for at once.
+// waits, the thread of the group does it: at once when the members have cores to spare, else 5 ms
+// later. So there is no hand-over between threads when a collective is waited for at once.
 //
 // Errors of a collective: kUnavailable: a member has died or left. kAborted: a member has aborted.
 // kDeadlineExceeded: its timeout has passed; the text names the members that had not come.
@@ -114,9 +113,6 @@ class CollectiveEngine {
   // Advances operations as far as is possible without waiting, and fails the hopeless ones.
   void Poll();
 
-  // Lets the group's thread advance the operations from now on, until there are none.
-  void Hurry();
-
   // Makes the threads in Drive() call `stop()`.
   void Wake();
 
@@ -147,6 +143,8 @@ class CollectiveEngine {
   // Calls `act(finished)` under the lock, and then what is finished.
   template <typename Act>
   void Locked(const Act& act);
+  // Lets the group's thread advance the operations from now on, until there are none.
+  void Hurry();
   void Call(Finished&& finished);
   HostGroup::Nap OnWake();
   OwnLooks LooksOfOwn();

@@ -248,16 +248,18 @@ void InPlaceChannel::Sum(int array) {
   const size_t element = SizeOf(large.type);
   Memory memory;
   bool elsewhere = false;
+  bool impossible = false;
   for (int member = 0; member < size_; ++member) {
     const uint64_t place = WordOf(member, array).load(std::memory_order_acquire) & kPlaceMask;
     elsewhere |= place == kElsewhere;
     memory.push_back(place < kFirstPlace ? nullptr
                                          : group_->InArena(member, (place - kFirstPlace) * kUnit,
                                                            large.count * element));
-    if (place >= kFirstPlace && memory.back() == nullptr) liar_ = member;
+    impossible |= place >= kFirstPlace && memory.back() == nullptr;
   }
   if (elsewhere) left_out_.push_back(array);
-  if (elsewhere || liar_ >= 0) return;
+  if (impossible) group_->Abort();
+  if (elsewhere || impossible) return;
   const size_t bytes = large.count * element;
   const auto pieces = static_cast<int>(
       std::max((bytes + kPiece - 1) / kPiece, std::min<size_t>(size_, bytes / kSmallestPiece)));
@@ -319,7 +321,6 @@ bool InPlaceChannel::Advance() {
     if (!waiting_.empty() && !AllPublished(waiting_.front())) return false;
     Help(waiting_.size());
     awaited_.store(waiting_.empty() ? -1 : waiting_.front(), std::memory_order_release);
-    if (liar_ >= 0) group_->Abort();
     if (!waiting_.empty() || group_->ended()) return false;
     arrived_.store(true, std::memory_order_release);
     blocks_[0]->arrivals.fetch_add(1, std::memory_order_acq_rel);

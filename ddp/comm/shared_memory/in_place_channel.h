@@ -91,8 +91,6 @@ class InPlaceChannel {
   bool Advance();
   // Returns true when Advance() has something to do. Takes no lock.
   bool MayAdvance() const;
-  // Returns a member that has published something impossible, or -1.
-  int liar() const { return liar_; }
 
   // ---- When the pass is complete.
 
@@ -149,7 +147,6 @@ class InPlaceChannel {
   std::atomic<int> awaited_ = -1;  // the first of waiting_; -1: none
   std::vector<int> waiting_;       // published by this member, not by all
   std::vector<int> left_out_;
-  int liar_ = -1;
 };
 
 }  // namespace ddp::internal
