@@ -86,7 +86,8 @@ struct RestoredCheckpoint {
 //   checkpointer.save(state);
 //
 // On a device with streams, a step may be torn by a failure of which the host does not know yet.
-// Call ProcessGroup::barrier() before save(), as ddp::elastic::Training does: it throws then.
+// Call ProcessGroup::barrier() before save(): it throws then. ddp::elastic::Training needs none:
+// its ranks agree on a save through the process group.
 //
 // save() and restore() are collectives over the store: every rank calls them, in the same order and
 // between the same steps. All ranks need the folder (one host, or a shared file system).

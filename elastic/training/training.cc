@@ -305,8 +305,6 @@ class Training::Impl {
   // Returns true when the state is saved. The checkpointer logs the reason of a failure.
   bool Save(Checkpointer::Urgency urgency) {
     if (!checkpointer_) return false;
-    // On a device, a failure may have torn the last step after its optimizer has returned.
-    if (!group_->device().is_cpu()) group_->barrier();
     state_.bucket_layout = model_.bucket_layout();
     if (checkpointer_->save(state_, urgency).empty()) return false;
     saved_step_ = state_.step;

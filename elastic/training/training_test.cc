@@ -33,6 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::ddp::testing::ErrorOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr auto kAny = Training::Resume::kAny;
 constexpr auto kNever = Training::Resume::kNever;
@@ -418,7 +419,9 @@ RANK_TEST(TrainingTest, AStepThatAFailureHasTornOnTheDeviceIsNotSaved, 2) {
     }
   };
   EXPECT_THROW(train(), CommunicationError);
-  EXPECT_EQ(Checkpoints(folder), 2);
+  for (const auto& checkpoint : fs::directory_iterator(folder)) {
+    EXPECT_THAT(checkpoint.path().filename(), Not(HasSubstr("step-000000000003")));
+  }
 }
 
 }  // namespace
