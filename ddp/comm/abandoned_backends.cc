@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "ddp/comm/reports/wake_signal.h"
 
 namespace ddp::internal {
@@ -23,52 +24,62 @@ bool AllCompleted(const std::vector<c10::intrusive_ptr<c10::ivalue::Future>>& fu
                      [](const auto& future) { return future->completed(); });
 }
 
-bool HasEnded(const AbandonedBackends::Entry& entry) {
-  return !entry.for_good && AllCompleted(entry.futures);
+bool HasEnded(const AbandonedBackend& backend) {
+  return !backend.for_good && AllCompleted(backend.futures);
+}
+
+// One object for the process, because the exit of the process has to find it. Never destroyed.
+struct Kept {
+  Mutex mutex;
+  std::vector<AbandonedBackend> backends ABSL_GUARDED_BY(mutex);
+
+  static Kept& Instance() {
+    static auto* const instance = new Kept();
+    return *instance;
+  }
+};
+
+// Ends the operations of all backends, and frees those that have ended within a second.
+void EndAll() {
+  Kept& kept = Kept::Instance();
+  const auto signal = std::make_shared<WakeSignal>();
+  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> unfinished;
+  {
+    MutexLock lock(kept.mutex);
+    for (const AbandonedBackend& one : kept.backends) {
+      if (one.end_operations == nullptr) continue;
+      for (const auto& future : one.futures) {
+        future->addCallback([signal](c10::ivalue::Future&) { signal->Notify(); });
+        unfinished.push_back(future);
+      }
+      one.end_operations(*one.backend);
+    }
+  }
+  signal->Wait([&] { return AllCompleted(unfinished); }, kExitPatience);
+  FreeEndedBackends();
 }
 
 }  // namespace
 
-AbandonedBackends& AbandonedBackends::Instance() {
-  static auto* const instance = new AbandonedBackends();
-  return *instance;
-}
-
-void AbandonedBackends::Add(Entry entry) {
+void Abandon(AbandonedBackend backend) {
   {
-    MutexLock lock(mutex_);
-    entries_.push_back(std::move(entry));
+    Kept& kept = Kept::Instance();
+    MutexLock lock(kept.mutex);
+    kept.backends.push_back(std::move(backend));
   }
-  // For each entry, because a global object may add one during the exit. Handlers run before the
+  // For each backend, because a global object may add one during the exit. Handlers run before the
   // global objects of LibTorch are destroyed: these are older.
-  std::atexit([] { Instance().EndAll(); });
+  std::atexit(&EndAll);
 }
 
-void AbandonedBackends::Sweep() {
-  std::vector<Entry> ended;  // destroyed without the lock: destruction joins backend threads
-  MutexLock lock(mutex_);
-  const auto over = std::partition(entries_.begin(), entries_.end(),
-                                   [](const Entry& entry) { return !HasEnded(entry); });
-  std::move(over, entries_.end(), std::back_inserter(ended));
-  entries_.erase(over, entries_.end());
-}
-
-void AbandonedBackends::EndAll() {
-  const auto signal = std::make_shared<WakeSignal>();
-  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> unfinished;
-  {
-    MutexLock lock(mutex_);
-    for (const Entry& entry : entries_) {
-      if (entry.end_operations == nullptr) continue;
-      for (const auto& future : entry.futures) {
-        future->addCallback([signal](c10::ivalue::Future&) { signal->Notify(); });
-        unfinished.push_back(future);
-      }
-      entry.end_operations(*entry.backend);
-    }
-  }
-  signal->Wait([&] { return AllCompleted(unfinished); }, kExitPatience);
-  Sweep();
+void FreeEndedBackends() {
+  Kept& kept = Kept::Instance();
+  std::vector<AbandonedBackend> ended;  // destroyed without the lock: this joins backend threads
+  MutexLock lock(kept.mutex);
+  const auto over = std::partition(kept.backends.begin(), kept.backends.end(),
+                                   [](const AbandonedBackend& one) { return !HasEnded(one); });
+  std::move(over, kept.backends.end(), std::back_inserter(ended));
+  kept.backends.erase(over, kept.backends.end());
 }
 
 }  // namespace ddp::internal

@@ -93,16 +93,6 @@ c10::intrusive_ptr<c10d::Work> Launch(const Collective& collective, c10d::Backen
   return collective.Launch(backend, traits);
 }
 
-// Returns the functions by which a wait carries out the backend's operations itself.
-CompletionWait::Driver DriverOf(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                const BackendTraits& traits) {
-  if (!backend || traits.drive == nullptr) return {};
-  return {.drive = [backend = backend.get(), drive = traits.drive](
-                       const std::function<bool()>& stop,
-                       absl::Time deadline) { return drive(*backend, stop, deadline); },
-          .wake = traits.waker(*backend)};
-}
-
 bool WantsRegisteredMemory() {
   const char* disabled = std::getenv("DDP_DISABLE_COMM_MEM");
   return disabled != nullptr && std::strcmp(disabled, "0") == 0;
@@ -115,7 +105,7 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
                            std::unique_ptr<CollectiveCheck> check)
     : options_(options),
       monitor_(std::move(monitor)),
-      wait_(monitor_, DriverOf(backend, options.traits)),
+      wait_(monitor_, backend.get(), options.traits),
       backend_(std::move(backend)),
       check_(std::move(check)),
       log_(options.membership.size > 1 ? std::make_shared<CollectiveLog>() : nullptr),
@@ -123,7 +113,7 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
       point_to_point_(backend_, options.traits.set_tag != nullptr),
       retired_(options.membership.size > 1 && !backend_) {
   monitor_->SetPositionSource(log_);
-  AbandonedBackends::Instance().Sweep();
+  FreeEndedBackends();
 }
 
 // The destructor of a backend blocks until its operations have ended. A peer may never join one, so
@@ -131,7 +121,7 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend,
 Communicator::~Communicator() {
   if (!backend_) return;
   if (options_.traits.abort != nullptr && options_.traits.abort(*backend_)) return;
-  AbandonedBackends::Entry entry;
+  AbandonedBackend entry;
   std::move(messages_.begin(), messages_.end(), std::back_inserter(in_flight_));
   for (std::shared_ptr<Operation>& operation : in_flight_) {
     if (!operation->future->completed()) entry.futures.push_back(operation->future);
@@ -143,7 +133,7 @@ Communicator::~Communicator() {
   if (entry.futures.empty() && !entry.for_good) return;
   entry.end_operations = options_.traits.end_operations;
   entry.backend = std::move(backend_);
-  AbandonedBackends::Instance().Add(std::move(entry));
+  Abandon(std::move(entry));
 }
 
 // Ends a backend whose operations run on streams. The destructor of NCCL's backend would abort the
@@ -282,14 +272,30 @@ int64_t Communicator::Record(const Collective& collective, const OperationName& 
   return log_->launched() - 1;
 }
 
+// Starts an operation by `launch`, which sets its work and its future, and adds it to `list`. An
+// exception retires this communicator; the caller gets a CommunicationError that names `what`.
 template <typename Launch>
-void Communicator::LaunchOrFail(const OperationName& what, const Launch& launch) {
+std::shared_ptr<Communicator::Operation> Communicator::Begin(
+    const at::Tensor& tensor, const OperationName& what, AfterIt after,
+    std::vector<std::shared_ptr<Operation>>& list, const Launch& launch) {
+  std::shared_ptr<Operation> operation = NewOperation();
+  operation->tensor = tensor;
+  operation->what = what;
   try {
-    launch();
+    const at::NoGradGuard no_grad;
+    launch(*operation);
+    if (after.finish) {
+      operation->has_finish = true;
+      operation->future =
+          Then(operation->future, std::move(after.finish), std::move(after.results));
+    }
+    Watch(*operation);
   } catch (const std::exception&) {
     const std::exception_ptr error = std::current_exception();
     FailBroken(nullptr, what, TextOf(error), FaultOf(error));
   }
+  list.push_back(operation);
+  return operation;
 }
 
 Communicator::Pending Communicator::Start(const Collective& collective, OperationName what,
@@ -310,9 +316,9 @@ Communicator::Pending Communicator::Start(const Collective& collective, Operatio
     if (after.finish) after.finish();
     return pending;
   }
-  pending.operation = Begin(collective, pending.what, std::move(after), [&](auto& backend) {
-    return Launch(collective, backend, options_.traits);
-  });
+  pending.operation =
+      BeginCollective(collective, pending.what, std::move(after),
+                      [&](auto& backend) { return Launch(collective, backend, options_.traits); });
   return pending;
 }
 
@@ -353,31 +359,22 @@ Communicator::Pending Communicator::StartOwn(const Collective& described, Operat
   ThrowIfUnusable(what);
   ThrowForgottenError();
   if (check_) CheckAcrossRanks(described, what);
-  std::shared_ptr<Operation> operation = Begin(described, what, {}, launch);
+  std::shared_ptr<Operation> operation = BeginCollective(described, what, {}, launch);
   return {.operation = std::move(operation), .tensor = described.output, .what = std::move(what)};
 }
 
-std::shared_ptr<Communicator::Operation> Communicator::Begin(const Collective& collective,
-                                                             const OperationName& what,
-                                                             AfterIt after,
-                                                             const OwnLaunch& launch) {
+std::shared_ptr<Communicator::Operation> Communicator::BeginCollective(const Collective& collective,
+                                                                       const OperationName& what,
+                                                                       AfterIt after,
+                                                                       const OwnLaunch& launch) {
   AwaitSparse(collective, what);
-  std::shared_ptr<Operation> operation;
-  LaunchOrFail(what, [&] {
-    const at::NoGradGuard no_grad;
-    operation = NewOperation();
-    operation->tensor = collective.output;
-    if (collective.input.defined()) operation->more_tensors = {collective.input};
-    operation->what = what;
-    operation->sequence = Record(collective, what);
-    operation->needs_all_ranks = collective.needs_all_ranks();
-    operation->work = launch(*backend_);
-    operation->future = FutureOfWork(operation->work, {collective.output});
-    Finish(*operation, std::move(after));
-    Watch(*operation);
-    in_flight_.push_back(operation);
+  return Begin(collective.output, what, std::move(after), in_flight_, [&](Operation& operation) {
+    if (collective.input.defined()) operation.more_tensors = {collective.input};
+    operation.sequence = Record(collective, what);
+    operation.needs_all_ranks = collective.needs_all_ranks();
+    operation.work = launch(*backend_);
+    operation.future = FutureOfWork(operation.work, {collective.output});
   });
-  return operation;
 }
 
 void Communicator::Watch(const Operation& operation) {
@@ -395,37 +392,23 @@ void Communicator::Watch(const Operation& operation) {
                      device);
 }
 
-void Communicator::Finish(Operation& operation, AfterIt after) {
-  if (!after.finish) return;
-  operation.has_finish = true;
-  operation.future = Then(operation.future, std::move(after.finish), std::move(after.results));
-}
-
 Communicator::Pending Communicator::StartMessage(bool send, at::Tensor tensor, int peer, int tag,
                                                  OperationName what, AfterIt after) {
   ThrowIfUnusable(what);
   ThrowForgottenError();
   const bool on_stream = options_.traits.RunsOnStream(tensor.device());
-  Pending pending{.operation = {},
-                  .tensor = std::move(tensor),
-                  .what = std::move(what),
-                  .on_stream = on_stream};
-  LaunchOrFail(pending.what, [&] {
-    std::shared_ptr<Operation> operation = NewOperation();
-    operation->tensor = pending.tensor;
-    operation->what = pending.what;
-    operation->peer = peer;
-    auto message = send ? point_to_point_.Send(pending.tensor, peer, tag)
-                        : point_to_point_.Receive(pending.tensor, peer, tag);
-    operation->work = std::move(message.work);
-    operation->future = operation->message = std::move(message.future);
-    operation->message_thread = point_to_point_.thread();
-    Finish(*operation, std::move(after));
-    Watch(*operation);
-    messages_.push_back(operation);
-    pending.operation = std::move(operation);
+  auto operation = Begin(tensor, what, std::move(after), messages_, [&](Operation& started) {
+    auto message =
+        send ? point_to_point_.Send(tensor, peer, tag) : point_to_point_.Receive(tensor, peer, tag);
+    started.peer = peer;
+    started.work = std::move(message.work);
+    started.future = started.message = std::move(message.future);
+    started.message_thread = point_to_point_.thread();
   });
-  return pending;
+  return {.operation = std::move(operation),
+          .tensor = std::move(tensor),
+          .what = std::move(what),
+          .on_stream = on_stream};
 }
 
 Communicator::Pending Communicator::AllReduce(at::Tensor tensor, OperationName what) {

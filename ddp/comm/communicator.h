@@ -51,7 +51,7 @@ class DeviceWatch;
 // Retired. A communicator is retired when one of its operations has failed, or a wait has ended
 // without a result, or by Retire(). Every later call that starts an operation, or waits for one
 // that was not complete at its start, throws. The backend may still write into the tensors of an
-// unfinished operation, so AbandonedBackends keeps them. The destructor waits for operations on
+// unfinished operation, so they are kept: see Abandon(). The destructor waits for operations on
 // streams only.
 //
 // Tensors. Complex numbers are summed as pairs of real numbers. In an all-reduce, a sparse (COO)
@@ -193,9 +193,13 @@ class Communicator {
  private:
   Pending StartMessage(bool send, at::Tensor tensor, int peer, int tag, OperationName what,
                        AfterIt after);
-  std::shared_ptr<Operation> Begin(const Collective& collective, const OperationName& what,
-                                   AfterIt after, const OwnLaunch& launch);
-  static void Finish(Operation& operation, AfterIt after);
+  template <typename Launch>
+  std::shared_ptr<Operation> Begin(const at::Tensor& tensor, const OperationName& what,
+                                   AfterIt after, std::vector<std::shared_ptr<Operation>>& list,
+                                   const Launch& launch);
+  std::shared_ptr<Operation> BeginCollective(const Collective& collective,
+                                             const OperationName& what, AfterIt after,
+                                             const OwnLaunch& launch);
   void AwaitSparse(const Collective& next, const OperationName& what);
   void AwaitSettled(const OperationName& what);
   void CheckAcrossRanks(const Collective& collective, const OperationName& what);
@@ -220,10 +224,6 @@ class Communicator {
   void FailForDeadRank(const Future& future, const OperationName& what);
   [[noreturn]] void FailBroken(const Future& future, const OperationName& what,
                                const std::string& reason, OperationFault fault);
-  // Runs `launch`, which gives an operation to the backend. An exception of `launch` retires this
-  // communicator. The caller gets a CommunicationError that names `what`.
-  template <typename Launch>
-  void LaunchOrFail(const OperationName& what, const Launch& launch);
   void ThrowIfUnusable(const OperationName& what);
 
   const Options options_;

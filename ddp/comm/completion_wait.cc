@@ -21,9 +21,9 @@ CompletionWait::Result CompletionWait::Drive(c10::ivalue::Future& future,
   const MonotonicClock clock;
   const absl::Time deadline = clock.Now() + timeout;
   const auto stop = [&] { return future.completed() || monitor_->failed(); };
-  if (!driver_.drive(stop, std::min(deadline, clock.Now() + kQuickDrive))) {
-    future.addCallback([wake = driver_.wake](c10::ivalue::Future&) { wake(); });
-    driver_.drive(stop, deadline);
+  if (!drive_(*backend_, stop, std::min(deadline, clock.Now() + kQuickDrive))) {
+    future.addCallback([wake = wake_](c10::ivalue::Future&) { wake(); });
+    drive_(*backend_, stop, deadline);
   }
   if (future.completed()) return Result::kCompleted;
   return monitor_->failed() ? Result::kPeerFailed : Result::kTimedOut;
@@ -32,7 +32,7 @@ CompletionWait::Result CompletionWait::Drive(c10::ivalue::Future& future,
 CompletionWait::Result CompletionWait::Wait(c10::ivalue::Future& future,
                                             absl::Duration timeout) const {
   if (future.completed()) return Result::kCompleted;
-  if (driver_.drive) return Drive(future, timeout);
+  if (drive_ != nullptr) return Drive(future, timeout);
   // The callback of a complete future runs at once on this thread, so no completion is missed. It
   // may run after the group has ended, so it shares the signal.
   future.addCallback([signal = monitor_->signal()](c10::ivalue::Future&) { signal->Notify(); });
@@ -42,10 +42,9 @@ CompletionWait::Result CompletionWait::Wait(c10::ivalue::Future& future,
 }
 
 bool CompletionWait::AwaitCompletion(c10::ivalue::Future& future, absl::Duration timeout) const {
-  if (driver_.drive) {
-    return driver_.drive([&] { return future.completed(); }, MonotonicClock().Now() + timeout);
-  }
-  return monitor_->signal()->Wait([&] { return future.completed(); }, timeout);
+  const auto completed = [&] { return future.completed(); };
+  return drive_ != nullptr ? drive_(*backend_, completed, MonotonicClock().Now() + timeout)
+                           : monitor_->signal()->Wait(completed, timeout);
 }
 
 void CompletionWait::YieldToCause(absl::Duration head_start) const {

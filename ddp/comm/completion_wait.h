@@ -6,8 +6,12 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "ddp/comm/backend/backend_traits.h"
 #include "ddp/comm/reports/failure_monitor.h"
 
+namespace c10d {
+class Backend;
+}  // namespace c10d
 namespace c10::ivalue {
 struct Future;
 }  // namespace c10::ivalue
@@ -20,15 +24,13 @@ class CompletionWait {
  public:
   enum class Result { kCompleted, kPeerFailed, kTimedOut };
 
-  // The functions of BackendTraits of these names, for the communicator's backend; `drive` is null
-  // when other threads complete the futures. `wake` may be called after the communicator has ended.
-  struct Driver {
-    std::function<bool(const std::function<bool()>& stop, absl::Time deadline)> drive = nullptr;
-    std::function<void()> wake = nullptr;
-  };
-
-  CompletionWait(std::shared_ptr<FailureMonitor> monitor, Driver driver)
-      : monitor_(std::move(monitor)), driver_(std::move(driver)) {}
+  // `backend` outlives the object. It may be null.
+  CompletionWait(std::shared_ptr<FailureMonitor> monitor, c10d::Backend* backend,
+                 const BackendTraits& traits)
+      : monitor_(std::move(monitor)),
+        backend_(backend),
+        drive_(backend != nullptr ? traits.drive : nullptr),
+        wake_(drive_ != nullptr ? traits.waker(*backend) : nullptr) {}
 
   // Blocks until `future` is complete (with a value or an error), a failure is known, or `timeout`
   // has passed; checked in this order. The backend thread that completes the future wakes this
@@ -48,7 +50,9 @@ class CompletionWait {
   Result Drive(c10::ivalue::Future& future, absl::Duration timeout) const;
 
   const std::shared_ptr<FailureMonitor> monitor_;
-  const Driver driver_;
+  c10d::Backend* const backend_;
+  decltype(BackendTraits::drive) const drive_;  // null when other threads complete the futures
+  const std::function<void()> wake_;            // may be called after the communicator has ended
 };
 
 }  // namespace ddp::internal

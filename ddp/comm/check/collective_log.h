@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "ddp/comm/check/collective_record.h"
 #include "ddp/comm/check/operation_name.h"
-#include "ddp/comm/check/rank_position.h"
 #include "ddp/comm/reports/failure_monitor.h"
 
 namespace ddp::internal {

@@ -3,7 +3,7 @@
 #include <set>
 #include <string>
 
-#include "ddp/comm/check/rank_position.h"
+#include "ddp/comm/check/collective_record.h"
 #include "gtest/gtest.h"
 
 namespace ddp::internal {

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
+#include "ddp/common/rpc_place.h"
 
 namespace ddp::internal {
 
@@ -36,6 +38,19 @@ struct CollectiveRecord {
 
   // Returns "all-reduce (sum) of a Float tensor of shape [2, 3] on cpu (the all-reduce of ...)".
   std::string DescribeTensor() const;
+};
+
+// The position of a rank: how many collectives of one incarnation it has launched, and some of them
+// in detail. A value; peers read it as text from the store (see RollCall).
+struct RankPosition {
+  int64_t launched = 0;  // collectives so far
+  RpcPlace rpc = {};
+  std::vector<CollectiveRecord> newest =
+      {};  // by sequence, without a gap; see CollectiveLog::Position()
+
+  std::string Serialize() const;
+  // Returns nullopt when `text` is not the result of Serialize().
+  static std::optional<RankPosition> Parse(absl::string_view text);
 };
 
 }  // namespace ddp::internal

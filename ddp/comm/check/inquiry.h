@@ -11,7 +11,7 @@
 
 #include "absl/time/time.h"
 #include "ddp/comm/check/collective_log.h"
-#include "ddp/comm/check/rank_position.h"
+#include "ddp/comm/check/collective_record.h"
 #include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/comm/reports/roll_call.h"
 #include "ddp/common/membership.h"

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "ddp/comm/check/collective_record.h"
-#include "ddp/comm/check/rank_position.h"
 
 namespace ddp::internal {
 

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "ddp/comm/check/collective_log.h"
-#include "ddp/comm/check/rank_position.h"
+#include "ddp/comm/check/collective_record.h"
 #include "ddp/common/rpc_place.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -45,12 +45,10 @@ class TreeCombination {
            std::byte* output, size_t count) const;
 
   const std::vector<CombineStep>& steps() const { return steps_; }  // the last one's left is 0
-  // True when one call of ReduceTree() with the partials as inputs is the same.
-  bool is_balanced() const { return balanced_; }
 
  private:
   std::vector<CombineStep> steps_;
-  bool balanced_ = false;
+  bool balanced_ = false;  // one call of ReduceTree() with the partials as inputs is the same
 };
 
 }  // namespace ddp::internal

@@ -46,13 +46,19 @@ TEST(TreePartialsTest, AnyOtherBlockIsSeveral) {
 TEST(TreePartialsTest, EqualHostsOfAPowerOfTwoNeedOneCall) {
   for (const int hosts : {2, 3, 4, 5, 7}) {
     for (const int each : {1, 2, 4}) {
-      std::vector<RankRange> partials;
-      for (int host = 0; host < hosts; ++host) partials.push_back({host * each, (host + 1) * each});
-      EXPECT_TRUE(TreeCombination(partials, hosts * each).is_balanced()) << hosts << " x " << each;
+      std::vector<RankRange> partials, leaves;
+      for (int host = 0; host < hosts; ++host) {
+        partials.push_back({host * each, (host + 1) * each});
+        leaves.push_back({host, host + 1});
+      }
+      EXPECT_EQ(TreeCombination(partials, hosts * each).steps(),
+                TreeCombination(leaves, hosts).steps())
+          << hosts << " x " << each;
     }
   }
   const RankRange uneven[] = {{0, 2}, {2, 3}, {3, 4}};
-  EXPECT_FALSE(TreeCombination(uneven, 4).is_balanced());
+  const RankRange leaves[] = {{0, 1}, {1, 2}, {2, 3}};
+  EXPECT_NE(TreeCombination(uneven, 4).steps(), TreeCombination(leaves, 3).steps());
 }
 
 TEST(TreePartialsDeathTest, PartialsMustCoverTheRanks) {

@@ -1,4 +1,4 @@
-#include "ddp/comm/check/rank_position.h"
+#include "ddp/comm/check/collective_record.h"
 
 #include "ddp/common/rpc_place.h"
 #include "gtest/gtest.h"
