@@ -34,8 +34,9 @@ struct BackendTraits {
   // by tag.
   void (*set_tag)(c10d::Backend& backend, uint32_t tag) = nullptr;
 
-  // Ends the backend's operations in progress with errors, soon, on this rank and on its peers. To
-  // be called before the backend is destroyed, when nothing else is called. Null when it cannot.
+  // Ends the backend's operations in progress with errors, soon, on this rank and on its peers.
+  // Blocks for a millisecond. To be called before the backend is destroyed, when nothing else is
+  // called. Null when it cannot.
   void (*end_operations)(c10d::Backend& backend) = nullptr;
 
   // Advances the backend's operations on the calling thread until `stop()` or `deadline`. Returns

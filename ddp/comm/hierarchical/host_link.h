@@ -40,8 +40,8 @@ class HostLink {
                                          std::span<const std::byte> data) = 0;
   virtual std::unique_ptr<Transfer> Receive(int rank, Stream stream, std::span<std::byte> data) = 0;
 
-  // Closes the connections: all messages fail soon, on this rank and on its peers. Never blocks.
-  // May be called several times.
+  // Closes the connections: all messages fail soon, on this rank and on its peers. Blocks for a
+  // millisecond. May be called several times.
   virtual void End() = 0;
 };
 
