@@ -232,7 +232,9 @@ THREAD_RANK_TEST(JoinTest, DifferentOptionsAreNamed, 3) {
   EXPECT_FALSE(group->failed());
 }
 
-THREAD_RANK_TEST(JoinTest, EnabledOnOneRankOnlyIsNamed, 3) {
+THREAD_RANK_TEST(
+    JoinTest, EnabledOnOneRankOnlyIsNamed, 3,
+    /*not_on_device=*/"ranks in different collectives are named with shm and Gloo only") {
   Summer summer(group);
   Join join({&summer}, {.enable = group->rank() != 1});
   EXPECT_THAT(ErrorOf<CommunicationError>([&] { summer.Step(1); }),

@@ -147,6 +147,7 @@ void ModelSynchronizer::BeforeForward() {
 
 void ModelSynchronizer::BeginIteration() {
   wrapped_->CheckFrozen();
+  reducer_->AwaitBackward();  // it may report a failure yet, which belongs to this incarnation
   group_->ensure_usable();
   FollowIncarnation();
   reducer_->CheckFinished();

@@ -46,6 +46,8 @@
 namespace ddp {
 namespace {
 
+NOT_ON_DEVICE("not tried there yet: most cases are of stores and of meeting");
+
 using internal::Communicator;
 using internal::FailureMonitor;
 

@@ -53,6 +53,19 @@ def literals(text):
     return re.sub(r"%[ds]", "\0", "".join(parts)).replace('\\"', '"')
 
 
+def cases_with_ranks():
+    """The stem of a test -> case -> why it does not run on the simulated device, or ""."""
+    found = {}
+    for path in sources("_test.cc", tests=True):
+        text = re.sub(r'"\s*\n\s*"', "", read(path))  # a literal on two lines
+        none = re.search(r'^NOT_ON_DEVICE\("(.*)"\);', text, re.M)
+        for name, options in re.findall(r"RANK_TEST\(\s*\w+,\s*(\w+)(.*?)\)\s*\{", text, re.S):
+            reason = none or re.search(r'not_on_device(?: =|=\*/)\s*"(.*?)"', options)
+            stem = os.path.basename(path)[: -len("_test.cc")]
+            found.setdefault(stem, {})[name] = reason.group(1) if reason else ""
+    return found
+
+
 def in_order(pieces, text):
     place = 0
     for piece in pieces:
@@ -153,11 +166,37 @@ class ParityTest(unittest.TestCase):
 
     def test_every_test_exists(self):
         tests = "".join(read(path) for path in sources(".cc", ".py", tests=True))
-        tested = " ".join(row[3] for row in tables(self.page) if len(row) == 4)
+        tested = " ".join(row[4] for row in tables(self.page) if len(row) == 5)
         tested += " ".join(re.findall(r"\b\w+: [A-Z]\w+(?:, [A-Z]\w+)*", self.page))
         for name in sorted(set(re.findall(r"\b[A-Z][a-z]+(?:[A-Z0-9]\w*)+", tested))):
             with self.subTest(name=name):
                 self.assertRegex(tests, rf"\b{name}")
+
+    def test_the_column_of_the_simulated_device_is_right(self):
+        cases = cases_with_ranks()
+        for row in tables(self.page):
+            if len(row) != 5 or row[2] not in ("same", "better", "later", "no place"):
+                continue
+            with self.subTest(tests=row[4]):
+                self.assertEqual(row[3], self.on_device(row[4], cases))
+
+    @staticmethod
+    def on_device(tests, cases):
+        reasons = []
+        for test in tests.replace("`", "").split("; "):
+            label, _, names = test.partition(": ")
+            of_file = cases.get(re.split("[/:]", label)[-1].removesuffix("_test"), {})
+            names = tuple(names.split(", "))
+            reasons += [why for case, why in of_file.items() if case.startswith(names)]
+        ran = [why for why in reasons if not why]
+        return "" if not tests else "no" if not ran else "yes" if ran == reasons else "part"
+
+    def test_every_gap_of_the_simulated_device_is_argued(self):
+        section = re.search(r"## On a simulated device\n(.*?)\n## ", self.page, re.S).group(1)
+        told = " ".join(section.split())
+        for of_file in cases_with_ranks().values():
+            for reason in filter(None, of_file.values()):
+                self.assertIn(reason, told)
 
     def test_every_name_of_pytorch_is_there(self):
         python = pytorch()

@@ -83,7 +83,9 @@ using CommHookRound = std::function<TensorFuture(GradBucket& bucket, const c10::
 // backward it calls the second round for every bucket in plan order, then the third, and so on. It
 // waits for a bucket's future before it calls the bucket's next round. So all ranks start all
 // collectives in the same order, which continuations could not do. A continuation of the last
-// future may still decompress.
+// future may still decompress. On a device with streams, its kernels run on a stream of their own:
+// it may read the bucket and the values of all rounds, which live until then, but for any other
+// tensor it needs record_stream().
 //
 // A hook that averages in half precision, scaled so that no gradient becomes infinite:
 //
@@ -93,7 +95,7 @@ using CommHookRound = std::function<TensorFuture(GradBucket& bucket, const c10::
 //         return group->all_reduce_async(largest, ddp::ReduceOp::kMax);
 //       },
 //       .further = {[=](ddp::GradBucket& bucket, const c10::IValue& former) -> ddp::TensorFuture {
-//         const at::Tensor scale = former.toTensorVector().front() * group->size();
+//         const at::Tensor scale = former.toTensorVector().front().mul_(group->size());
 //         const at::Tensor half = bucket.buffer().div(scale).to(at::kHalf);
 //         return group->all_reduce_async(half).then(
 //             [=](c10::ivalue::Future&) -> c10::IValue {

@@ -36,6 +36,7 @@ namespace {
 using internal::MakeGlooBackend;
 
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::ErrorOfPeer;
 using ::ddp::testing::RankStore;
 using ::ddp::testing::RankTestOptions;
 using ::testing::AllOf;
@@ -49,7 +50,9 @@ constexpr at::ScalarType kAllTypes[] = {
     at::kBool, at::kFloat8_e5m2, at::kUInt16, at::kComplexDouble};
 
 // The ranks meet in a TCPStore: these tests need no Redis.
-RankTestOptions ThreeRanks() { return {.world_size = 3, .stores = {RankStore::kTcpStore}}; }
+RankTestOptions ThreeRanks(const std::string& not_on_device = "") {
+  return {.world_size = 3, .stores = {RankStore::kTcpStore}, .not_on_device = not_on_device};
+}
 
 // Returns the input of `rank`: small whole numbers, so that every type holds them and their sums
 // exactly.
@@ -211,7 +214,8 @@ RANK_TEST(CollectivesTest, MovesEveryType, ThreeRanks()) {
         ExpectEqual(exchanged[i], inputs[i][rank], what + ", exchanged");
       }
 
-      // Messages around a ring.
+      // Messages around a ring. With NCCL, and so on a device, each would wait for the next one.
+      if (!mine.is_cpu()) continue;
       const at::Tensor previous = like(at::zeros_like(mine));
       const Work sent = group->send_async(like(mine), (rank + 1) % size);
       group->recv(previous, (rank + size - 1) % size);
@@ -293,8 +297,8 @@ RANK_TEST(CollectivesTest, ManyAtOnce, ThreeRanks()) {
   works.push_back(group->barrier_async());
   for (auto work = works.rbegin(); work != works.rend(); ++work) {
     (*work)->wait();
-    EXPECT_TRUE(work->completed());
-    work->wait();  // ends as the first call did
+    EXPECT_TRUE(work->completed() || !sum.is_cpu());  // on a device it may still run
+    work->wait();                                     // ends as the first call did
   }
   EXPECT_EQ(sum[99999].item<float>(), static_cast<float>(size));
   EXPECT_EQ(average[6].item<float>(), static_cast<float>(size - 1) / 2);
@@ -321,7 +325,8 @@ RANK_TEST(CollectivesTest, ManyAtOnce, ThreeRanks()) {
   EXPECT_TRUE(work.future()->value().toTensorVector().at(0).is_same(strided));
 }
 
-RANK_TEST(CollectivesTest, Messages, ThreeRanks()) {
+RANK_TEST(CollectivesTest, Messages,
+          ThreeRanks(/*not_on_device=*/"a device's messages have no tags, as NCCL's")) {
   const auto group = init_process_group();
   const int rank = group->rank();
   if (rank < 2) {
@@ -399,7 +404,10 @@ void ExpectFailureForAll(ProcessGroup& group, const std::function<void()>& call,
   EXPECT_EQ(ones[0].item<float>(), static_cast<float>(group.size()));
 }
 
-RANK_TEST(CollectivesTest, Disagreement, ThreeRanks()) {
+RANK_TEST(
+    CollectivesTest, Disagreement,
+    ThreeRanks(
+        /*not_on_device=*/"ranks in different collectives are named with shm and Gloo only")) {
   const auto group = init_process_group();
   const int rank = group->rank();
   const int size = group->size();
@@ -461,7 +469,8 @@ RANK_TEST(CollectivesTest, Disagreement, ThreeRanks()) {
 }
 
 // A rank with a pending message waits in a collective, and another rank ends.
-RANK_TEST(CollectivesTest, LeavesWhileAMessageIsPending, ThreeRanks()) {
+RANK_TEST(CollectivesTest, LeavesWhileAMessageIsPending,
+          ThreeRanks(/*not_on_device=*/"a first message waits for its peer, as NCCL's")) {
   const auto group = init_process_group();
   const int rank = group->rank();
   Work pending;
@@ -473,7 +482,8 @@ RANK_TEST(CollectivesTest, LeavesWhileAMessageIsPending, ThreeRanks()) {
 }
 
 // A rank waits for a message of a rank that ends without sending it.
-RANK_TEST(CollectivesTest, LeavesWithoutSending, ThreeRanks()) {
+RANK_TEST(CollectivesTest, LeavesWithoutSending,
+          ThreeRanks(/*not_on_device=*/"a first message waits for its peer, as NCCL's")) {
   auto group = init_process_group();
   const at::Tensor tensor = torch::zeros({4});
   if (group->rank() == 0) {
@@ -508,7 +518,8 @@ RANK_TEST(CollectivesTest, OutlivesItsGroup, ThreeRanks()) {
     group->report_failure("on purpose");
   }
   if (group->rank() != 1) {
-    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->barrier(); }), HasSubstr("on purpose"));
+    EXPECT_THAT(ErrorOfPeer<PeerFailedError>(*group, [&] { group->barrier(); }),
+                HasSubstr("on purpose"));
   }
   group->ensure_usable();
   if (group->rank() == 0) {
@@ -577,7 +588,8 @@ c10::intrusive_ptr<c10d::Backend> Futureless(const BackendRequest& request) {
   return c10::make_intrusive<FuturelessBackend>(Gloo(request));
 }
 
-RANK_TEST(CollectivesTest, OwnBackend, ThreeRanks()) {
+RANK_TEST(CollectivesTest, OwnBackend,
+          ThreeRanks(/*not_on_device=*/"it names backends of the CPU")) {
   std::vector<int64_t> made;
   const auto group =
       init_process_group(ProcessGroupOptions().make_backend([&made](const BackendRequest& request) {
@@ -617,7 +629,8 @@ RANK_TEST(CollectivesTest, OwnBackend, ThreeRanks()) {
   }
 }
 
-RANK_TEST(CollectivesTest, RegisteredBackend, 2) {
+RANK_TEST(CollectivesTest, RegisteredBackend, .world_size = 2,
+          .not_on_device = "it names backends of the CPU") {
   register_backend("mine", Futureless);
   const auto group = init_process_group(ProcessGroupOptions().backend("mine"));
   EXPECT_EQ(group->backend(), "futureless");
@@ -631,7 +644,8 @@ RANK_TEST(CollectivesTest, RegisteredBackend, 2) {
 }
 
 // The program makes the Gloo backend itself: there, too, different sizes do not end the process.
-RANK_TEST(CollectivesTest, ConnectedBackend, ThreeRanks()) {
+RANK_TEST(CollectivesTest, ConnectedBackend,
+          ThreeRanks(/*not_on_device=*/"it names backends of the CPU")) {
   auto meeting = init_process_group();
   c10::intrusive_ptr<c10d::Backend> gloo =
       Gloo({.store = meeting->store(), .rank = meeting->rank(), .size = meeting->size()});

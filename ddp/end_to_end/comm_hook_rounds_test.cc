@@ -137,7 +137,7 @@ RANK_TEST(CommHookRoundsTest, TheExampleAverages, 2) {
         return group->all_reduce_async(largest, ddp::ReduceOp::kMax);
       },
       .further = {[=](ddp::GradBucket& bucket, const c10::IValue& former) -> ddp::TensorFuture {
-        const at::Tensor scale = former.toTensorVector().front() * group->size();
+        const at::Tensor scale = former.toTensorVector().front().mul_(group->size());
         const at::Tensor half = bucket.buffer().div(scale).to(at::kHalf);
         return group->all_reduce_async(half).then([=](c10::ivalue::Future&) -> c10::IValue {
           return half.to(at::kFloat).mul_(scale / group->size());

@@ -27,6 +27,8 @@
 namespace ddp {
 namespace {
 
+NOT_ON_DEVICE("the subject is shared memory");
+
 using ::ddp::testing::NewStoreUrl;
 using ::ddp::testing::Randomize;
 using ::ddp::testing::RandomNumbers;

@@ -30,6 +30,8 @@
 namespace ddp {
 namespace {
 
+NOT_ON_DEVICE("the subject is shared memory");
+
 using ::ddp::testing::NewStoreUrl;
 using ::ddp::testing::RanksSucceed;
 using ::ddp::testing::RankStore;

@@ -166,8 +166,6 @@ RANK_TEST(ParityTest, NeverUsedParameterKeepsNoGradientInViewMode, 2) {
 
 // ---- finalize_backward(), with what PyTorch 2.15 does in each case.
 
-constexpr char kOnce[] = "only the backend differs from another case's";
-
 // Two weights of 1 KiB or of 64 KiB, and two biases.
 torch::nn::Sequential TwoLayers(int width) {
   torch::nn::Sequential net(torch::nn::Linear(width, width), torch::nn::Linear(width, width));
@@ -260,7 +258,8 @@ RANK_TEST(ParityTest, FinalizesByHand, .world_size = {1, 2, 3},
   FinalizesByHand();
 }
 RANK_TEST(ParityTest, FinalizesByHandOverGloo, .world_size = {1, 2, 3},
-          .environment = {{"DDP_BACKEND", "gloo"}}, .not_on_device = kOnce) {
+          .environment = {{"DDP_BACKEND", "gloo"}},
+          .not_on_device = "only the backend differs from another case's") {
   FinalizesByHand();
 }
 
@@ -328,7 +327,8 @@ RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlace, .world_size = {1,
   MisusesFinalizeBackward();
 }
 RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlaceOverGloo, .world_size = 2,
-          .environment = {{"DDP_BACKEND", "gloo"}}, .not_on_device = kOnce) {
+          .environment = {{"DDP_BACKEND", "gloo"}},
+          .not_on_device = "only the backend differs from another case's") {
   MisusesFinalizeBackward();
 }
 
@@ -377,7 +377,8 @@ RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwards, .world_size = {1, 2},
   FinalizesWithinTwoForwards();
 }
 RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwardsOverGloo, .world_size = 2,
-          .environment = {{"DDP_BACKEND", "gloo"}}, .not_on_device = kOnce) {
+          .environment = {{"DDP_BACKEND", "gloo"}},
+          .not_on_device = "only the backend differs from another case's") {
   FinalizesWithinTwoForwards();
 }
 

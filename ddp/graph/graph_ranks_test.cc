@@ -96,7 +96,9 @@ void TrainBoth(const std::shared_ptr<ProcessGroup>& group, Batch batch, bool int
   EXPECT_EQ(model.bucket_layout(), graph->bucket_layout());  // never rebuilt
 }
 
-RANK_TEST(GraphRanksTest, TrainsAsTheEagerModel, 2) {
+RANK_TEST(
+    GraphRanksTest, TrainsAsTheEagerModel, .world_size = 2,
+    .not_on_device = "the trace of a batch norm sees the memory that the device's operators make") {
   const auto group = init_process_group();
   for (const bool interpreted : {true, false}) {
     TrainBoth<ConvNet>(group, Images, interpreted);
@@ -375,7 +377,8 @@ def forward(self, x):
 }
 
 // A traced file trains as the wrapper of the file itself.
-RANK_TEST(GraphTraceFileTest, TrainsAsTheEagerModel, 2) {
+RANK_TEST(GraphTraceFileTest, TrainsAsTheEagerModel, .world_size = 2,
+          .not_on_device = "the file and what its graph makes are on the CPU") {
   const auto group = init_process_group();
   const auto graph =
       optimize_graph(TracedFile(), {.bucket_cap_mb = 0.01, .backend = interpreter_backend()});

@@ -371,18 +371,24 @@ void FailAndGoOn(const std::shared_ptr<ProcessGroup>& group, ProcessGroup& layer
   }
 }
 
-THREAD_RANK_TEST(SyncBatchNormModelTest, EveryRankThrowsOnceForAFailureInEachMode, 2, 3) {
+THREAD_RANK_TEST(
+    SyncBatchNormModelTest, EveryRankThrowsOnceForAFailureInEachMode, 2, 3,
+    /*not_on_device=*/"a rank is ahead of its sums there; step_failure_test has its failures") {
   FailAndGoOn(group, *group, MakeConverted());
 }
 
-THREAD_RANK_TEST(SyncBatchNormModelTest, EveryRankThrowsOnceWithGroupsOfTheLayers, 4) {
+THREAD_RANK_TEST(
+    SyncBatchNormModelTest, EveryRankThrowsOnceWithGroupsOfTheLayers, 4,
+    /*not_on_device=*/"a rank is ahead of its sums there; step_failure_test has its failures") {
   const int first = group->rank() / 2 * 2;
   const std::shared_ptr<ProcessGroup> pair = group->new_group({first, first + 1});
   FailAndGoOn(group, *pair, MakeConverted(pair));
 }
 
 // Rank 3 gets the news of the failure when it launches a bucket. Rank 2 waits for it in a layer.
-THREAD_RANK_TEST(SyncBatchNormModelTest, AFailedLaunchEndsTheWaitOfALayersGroup, 4) {
+THREAD_RANK_TEST(
+    SyncBatchNormModelTest, AFailedLaunchEndsTheWaitOfALayersGroup, 4,
+    /*not_on_device=*/"a rank is ahead of its sums there; step_failure_test has its failures") {
   const int rank = group->rank();
   const int first = rank / 2 * 2;
   const std::shared_ptr<ProcessGroup> pair = group->new_group({first, first + 1});
@@ -422,7 +428,9 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, AnExceptionInEvalStaysOnItsRank, 2) {
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
 }
 
-THREAD_RANK_TEST(SyncBatchNormModelTest, EveryRankThrowsForAFailureUnderAJoin, 3) {
+THREAD_RANK_TEST(
+    SyncBatchNormModelTest, EveryRankThrowsForAFailureUnderAJoin, 3,
+    /*not_on_device=*/"a rank is ahead of its sums there; step_failure_test has its failures") {
   Net net = MakeConverted();
   DistributedDataParallel<Net> model(net, group);
   const int rank = group->rank();
@@ -473,7 +481,9 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, WorksWithMixedPrecision, 2) {
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->buffers())));
 }
 
-RANK_TEST(SyncBatchNormModelTest, FailsAndGoesOnOverGloo, 2) {
+RANK_TEST(
+    SyncBatchNormModelTest, FailsAndGoesOnOverGloo, .world_size = 2,
+    .not_on_device = "a rank is ahead of its sums there; step_failure_test has its failures") {
   const std::shared_ptr<ProcessGroup> group = init_process_group();
   FailAndGoOn(group, *group, MakeConverted());
 }

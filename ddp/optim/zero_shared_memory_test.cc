@@ -38,6 +38,8 @@
 namespace ddp {
 namespace {
 
+NOT_ON_DEVICE("the subject is shared memory");
+
 using ::ddp::testing::AdamW;
 using ::ddp::testing::ExpectEqual;
 using ::ddp::testing::Factory;

@@ -100,8 +100,8 @@ THREAD_RANK_TEST(ZeroStateTest, StatesAreExchangedWithThePlainOptimizer, 2) {
       zero.zero->consolidate_state_dict(ZeroRedundancyOptimizerBase::kAllRanks);
       torch::save(*zero.optimizer, of_zero);
       torch::save(*plain.optimizer, of_plain);
-      torch::load(*plain.optimizer, of_zero);
-      torch::load(*zero.optimizer, of_plain);
+      torch::load(*plain.optimizer, of_zero, group->device());
+      torch::load(*zero.optimizer, of_plain, group->device());
       plain.Steps(6, 8);
       zero.Steps(6, 8);
       ExpectEqual(plain, zero, name + " " + mode + " exchanged");
@@ -153,7 +153,7 @@ THREAD_RANK_TEST(ZeroStateTest, StatesOutliveTheOptionsThatMadeThem, 2) {
     if (trainer.zero != nullptr) trainer.zero->consolidate_state_dict(-1);
     std::stringstream archive;
     torch::save(*trainer.optimizer, archive);
-    torch::load(*trainer.optimizer, archive);
+    torch::load(*trainer.optimizer, archive, group->device());
     set_momentum(trainer, 0.9);
     trainer.Steps(4, 6);
     return trainer;
@@ -360,7 +360,7 @@ THREAD_RANK_TEST(ZeroStateTest, StatesMoveBetweenModesAndWorldSizes, 3) {
         item.value().copy_(zero.net->named_parameters()[item.key()]);
       }
       std::stringstream copy(archive.str());
-      torch::load(*trainer->optimizer, copy);
+      torch::load(*trainer->optimizer, copy, group->device());
       EXPECT_EQ(trainer->optimizer->param_groups()[0].options().get_lr(), 0.03);
     }
     for (Trainer* const trainer : {&plain, &whole, &even}) trainer->Steps(3, 6);

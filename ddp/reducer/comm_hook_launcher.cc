@@ -70,6 +70,7 @@ void CommHookLauncher::NextRound(int bucket, int round, Communicator& communicat
   Call& call = calls_[bucket];
   Guard(bucket, round, [&] {
     const c10::IValue former = call.future->value();
+    call.former.push_back(call.future);
     call.future = rounds_.further[static_cast<size_t>(round) - 1](*call.argument, former);
     if (!call.future) throw ReductionError("it returned no future");
   });
@@ -96,7 +97,10 @@ at::Tensor CommHookLauncher::WaitForResult(int bucket, Communicator& communicato
 
 void CommHookLauncher::EndPass(bool release_buffers) {
   if (release_buffers) calls_.clear();
-  for (Call& call : calls_) call.future.reset();
+  for (Call& call : calls_) {
+    call.future.reset();
+    call.former.clear();
+  }
 }
 
 }  // namespace ddp::internal

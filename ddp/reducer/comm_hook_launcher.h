@@ -63,8 +63,9 @@ class CommHookLauncher {
  private:
   struct Call {
     std::unique_ptr<GradBucket> argument;
-    std::vector<std::string> names;  // of the rounds' calls, for messages
-    TensorFuture future;             // of the last round that was called
+    std::vector<std::string> names;    // of the rounds' calls, for messages
+    TensorFuture future;               // of the last round that was called
+    std::vector<TensorFuture> former;  // of the rounds before: their values live as long
   };
 
   void MakeCalls();

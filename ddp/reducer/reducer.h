@@ -99,6 +99,8 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
+  // Blocks until a backward that has thrown has ended on autograd's threads, and has reported that.
+  void AwaitBackward() const { watch_.AwaitEnd(); }
   // Throws ReductionError, naming the missing parameters, when a pass is not complete. Reports a
   // failure to the peers, which wait for the pass. The reducer is then broken.
   void CheckFinished();

@@ -41,7 +41,8 @@ constexpr int64_t kSamples = 23;
 constexpr int64_t kBatch = 5;  // 5 steps per epoch, the last of 3 samples
 
 torch::Tensor Inputs(const std::vector<int64_t>& indices) {
-  return torch::tensor(indices, torch::kLong).to(torch::kDouble).reshape({-1, 1}) / kSamples;
+  const torch::Tensor column = torch::tensor(indices, torch::kLong).reshape({-1, 1});
+  return torch::empty(column.sizes(), torch::kDouble).copy_(column) / kSamples;
 }
 
 torch::Tensor Targets(const std::vector<int64_t>& indices) { return 3 * Inputs(indices) + 1; }

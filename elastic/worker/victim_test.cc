@@ -25,6 +25,8 @@
 namespace ddp::elastic {
 namespace {
 
+NOT_ON_DEVICE("a death notice goes through shared memory and Gloo's connections");
+
 using ::testing::HasSubstr;
 
 ErrorRecord RecordOf(const std::function<int()>& body) {

@@ -6,6 +6,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceType.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -62,7 +63,10 @@ StreamPlace CurrentStream(c10::Device device) {
 }
 
 void LaunchOn(c10::Device device, const std::string& name, std::function<void()> task) {
-  Accelerator().Launch(CurrentStream(device), name, std::move(task));
+  Accelerator().Launch(CurrentStream(device), name, [task = std::move(task)] {
+    const c10::InferenceMode mode;  // the program may be in it, and its tensors then too
+    task();
+  });
 }
 
 }  // namespace ddp::testing

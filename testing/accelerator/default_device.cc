@@ -1,9 +1,11 @@
 #include "testing/accelerator/default_device.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -21,10 +23,24 @@ std::optional<c10::Device>& Default() {
   return device;
 }
 
-// torch::ones() calls at::ones() below autograd, and a program's own at::ones() is above it. The
-// CPU's kernels, which are below it too, make tensors of the CPU.
+// How many operators the calling thread is in, one inside of the other.
+thread_local int depth = 0;
+
+void CountOperators() {
+  at::addGlobalCallback(at::RecordFunctionCallback(
+                            [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+                              ++depth;
+                              return nullptr;
+                            },
+                            [](const at::RecordFunction&, at::ObserverContext*) { --depth; })
+                            .scopes({at::RecordScope::FUNCTION}));
+}
+
+// torch::ones() calls at::ones() below autograd, and a program's own at::ones() is above it. What
+// operators call, which is below it too, makes tensors of the CPU.
 bool CalledAsTorch() {
-  return !InKernel() && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther);
+  return !InKernel() && depth <= 1 &&
+         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther);
 }
 
 // Stands in place of LibTorch's kernels that choose a factory's backend by its `device` argument.
@@ -57,6 +73,7 @@ class NoWarning : public c10::WarningHandler {
 
 void SetDefaultDevice(c10::Device device) {
   Default() = device;
+  CountOperators();
   NoWarning handler;
   const c10::WarningUtils::WarningHandlerGuard no_warning(&handler);
   auto& library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect,

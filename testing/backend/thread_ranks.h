@@ -15,7 +15,7 @@
 // that ends its process needs a RANK_TEST.
 //
 // On the simulated device (see testing/ranks/rank_test.h) the ranks are processes, as those of a
-// RANK_TEST.
+// RANK_TEST. The last argument may be the reason why a case is skipped there.
 //
 // A test that scripts the network calls RunThreadRanks() in an ordinary TEST.
 #ifndef DDP_TESTING_BACKEND_THREAD_RANKS_H_
@@ -23,6 +23,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -64,11 +65,28 @@ inline void RunThreadRanks(const ThreadRankOptions& options,
 
 namespace internal {
 
+// The arguments of a THREAD_RANK_TEST.
+struct ThreadRankCases {
+  template <typename... Arguments>
+  ThreadRankCases(Arguments... arguments) {  // NOLINT
+    (Add(arguments), ...);
+  }
+  void Add(int size) { sizes.push_back(size); }
+  void Add(const char* reason) { not_on_device = reason; }
+
+  std::vector<int> sizes;
+  std::string not_on_device;
+};
+
 inline bool RegisterThreadRankTest(const char* suite, const char* name, const char* file, int line,
-                                   const std::vector<int>& sizes,
+                                   const ThreadRankCases& cases,
                                    void (*thread)(std::shared_ptr<ProcessGroup>),
                                    void (*process)()) {
-  if (OnDevice()) return RegisterRankTest(suite, name, file, line, {.world_size = sizes}, process);
+  const auto& [sizes, not_on_device] = cases;
+  if (OnDevice()) {
+    return RegisterRankTest(suite, name, file, line,
+                            {.world_size = sizes, .not_on_device = not_on_device}, process);
+  }
   return RegisterSizedTest(suite, name, file, line, sizes,
                            [thread](int size) { RunThreadRanks({.world_size = size}, thread); });
 }
