@@ -1,6 +1,8 @@
 // Tests models with SyncBatchNorm under DistributedDataParallel: every rank's parameters after some
 // steps are those of one process that trains on the joint batch. The ranks are threads on a fake
 // backend; in two cases they are processes, on Gloo.
+//
+// Length: each mode of a model with converted layers stands beside its failures.
 #include <algorithm>
 #include <memory>
 #include <stdexcept>

@@ -1,5 +1,7 @@
 // Compares SyncBatchNorm on several ranks with LibTorch's BatchNorm on the joint batch. The ranks
 // are threads on a fake backend; in one case they are processes, on Gloo.
+//
+// Length: each kind of layer and input stands beside its computation in one process.
 #include "ddp/nn/sync_batch_norm.h"
 
 #include <algorithm>
