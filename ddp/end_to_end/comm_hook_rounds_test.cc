@@ -89,7 +89,8 @@ CommHookRounds RankOneHook(const std::shared_ptr<RankOne>& state) {
           }}};
 }
 
-RANK_TEST(CommHookRoundsTest, RankOneCompressionEqualsItsReference, {2, 3}) {
+RANK_TEST(CommHookRoundsTest, RankOneCompressionEqualsItsReference, .world_size = {2, 3},
+          .not_on_device = "in a comm hook, torch::full() is the CPU's") {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group, kSmallBuckets);
@@ -182,7 +183,8 @@ CommHookRounds AverageHook(const std::shared_ptr<ProcessGroup>& group, const Fau
                       }}};
 }
 
-RANK_TEST(CommHookRoundsTest, RoundsAverageAsOneRoundDoes, {1, 2}) {
+RANK_TEST(CommHookRoundsTest, RoundsAverageAsOneRoundDoes, .world_size = {1, 2},
+          .not_on_device = "in a comm hook, torch::full() is the CPU's") {
   const auto group = init_process_group();
   const Fault fault = Fault::kNone;
   for (const DistributedDataParallelOptions& options : std::vector<DistributedDataParallelOptions>{
@@ -203,7 +205,8 @@ RANK_TEST(CommHookRoundsTest, RoundsAverageAsOneRoundDoes, {1, 2}) {
   }
 }
 
-RANK_TEST(CommHookRoundsTest, AJoinedRankTakesPartInEveryRound, {2, 3}) {
+RANK_TEST(CommHookRoundsTest, AJoinedRankTakesPartInEveryRound, .world_size = {2, 3},
+          .not_on_device = "in a comm hook, torch::full() is the CPU's") {
   const auto group = init_process_group();
   const Fault fault = Fault::kNone;
   Net net;
@@ -219,7 +222,8 @@ RANK_TEST(CommHookRoundsTest, AJoinedRankTakesPartInEveryRound, {2, 3}) {
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->parameters())));
 }
 
-RANK_TEST(CommHookRoundsTest, ErrorsNameTheRoundTheHookAndTheBucket, 2) {
+RANK_TEST(CommHookRoundsTest, ErrorsNameTheRoundTheHookAndTheBucket, .world_size = 2,
+          .not_on_device = "in a comm hook, torch::full() is the CPU's") {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group, kSmallBuckets);
