@@ -57,13 +57,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the current stream's wait for a collective",
-        [
-            (
-                COMMUNICATOR,
-                "if (pending.operation->work) pending.operation->work->synchronize();",
-                "",
-            ),
-        ],
+        [(COMMUNICATOR, "    if (work) work->synchronize();\n", "")],
         STREAMS_TEST,
         "*EachWaitOrdersItsStream*",
     ),
@@ -97,7 +91,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the host's wait in a barrier",
-        [(COMMUNICATOR, "if (pending.on_stream) (void)pending.tensor.item();", "")],
+        [(COMMUNICATOR, "if (pending.on_stream) (void)ToHost(pending.tensor, pending.what);", "")],
         STREAMS_TEST,
         "*ABarrierBlocksTheHost*",
     ),
@@ -218,7 +212,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
-    parser.add_argument("--list", action="store_true", help="print the mutations, and end")
+    parser.add_argument("--list", action="store_true", help="check and print the mutations")
     arguments = parser.parse_args()
     numbers = arguments.numbers or range(1, len(MUTATIONS) + 1)
     missed = 0
@@ -227,11 +221,13 @@ def main():
             parser.error(f"there is no mutation {number}; the last one is {len(MUTATIONS)}")
         mutation = MUTATIONS[number - 1]
         outcome = ""
-        if not arguments.list:
-            try:
+        try:
+            if arguments.list:
+                list(map(edited, mutation.edits))
+            else:
                 outcome = "found: " if is_found(mutation) else "MISSED: "
-            except MutationError as error:
-                sys.exit(f"mutation {number}: {error}")
+        except MutationError as error:
+            sys.exit(f"mutation {number}: {error}")
         missed += outcome == "MISSED: "
         print(f"{number:2} {outcome}without {mutation.drops} ({mutation.test})", flush=True)
     sys.exit(1 if missed else 0)
