@@ -3,7 +3,8 @@
 // CommunicationError within two seconds, or more where the machine is busy, and no step on wrong
 // gradients may be kept.
 //
-// DDP_TEST_SEEDS is the number of runs. A run has a world, a fault and options by its seed.
+// DDP_TEST_SEEDS is the number of runs. A run has a world, a fault and options by its seed;
+// DDP_TEST_SEED makes the one with that seed again.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -29,11 +30,14 @@
 #include <torch/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "ddp/common/error.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/process_group.h"
@@ -105,7 +109,11 @@ class Saboteur {
  public:
   explicit Saboteur(const Plan& plan) : plan_(plan) {}
 
-  void set_group(const Group& group) { group_ = group; }
+  // Null: there is no group to report to any more. Returns when no report is being made.
+  void set_group(ProcessGroup* group) {
+    const MutexLock lock(mutex_);
+    group_ = group;
+  }
 
   // Called on a stream's thread.
   void OnCollective(int64_t number) {
@@ -121,10 +129,12 @@ class Saboteur {
       case Kind::kHang:
       case Kind::kFail:
         return SayTime("FAULT");
-      case Kind::kReport:
+      case Kind::kReport: {
         SayTime("FAULT");
-        if (const Group group = group_.lock()) group->report_failure_and_throw_later("a test");
+        const MutexLock lock(mutex_);
+        if (group_ != nullptr) group_->report_failure_and_throw_later("a test");
         return;
+      }
       default:
         due_ = true;
     }
@@ -141,7 +151,8 @@ class Saboteur {
 
  private:
   const Plan plan_;
-  std::weak_ptr<ProcessGroup> group_;
+  Mutex mutex_;
+  ProcessGroup* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::atomic<bool> due_ = false;
 };
 
@@ -266,10 +277,10 @@ RANK_BODY(TrainUntilAFault) {
   plan.size = static_cast<int>(Variable("WORLD_SIZE", 0));
   if (Variable("DDP_TEST_FIRST", 0) == 0) plan.kind = Kind::kNone;
   if (plan.kind == Kind::kNone) plan.reads_each_step = true;
-  Saboteur saboteur(plan);
+  auto& saboteur = *new Saboteur(plan);  // streams call it until the process ends
   testing::RuntimeOptions options{.seed = plan.seed, .lateness = absl::Milliseconds(2)};
   if (rank == plan.rank) {
-    options.on_collective = [&](int64_t number) { saboteur.OnCollective(number); };
+    options.on_collective = [&saboteur](int64_t number) { saboteur.OnCollective(number); };
     if (plan.kind == Kind::kFail) options.fail_collective = plan.collective;
     if (plan.kind == Kind::kHang) options.hang_collective = plan.collective;
   }
@@ -282,7 +293,8 @@ RANK_BODY(TrainUntilAFault) {
     // A hang is known by the timeout alone.
     if (plan.kind == Kind::kHang) group_options.timeout(std::chrono::seconds(1));
     const Group group = init_process_group(group_options);
-    saboteur.set_group(group);
+    saboteur.set_group(group.get());
+    const absl::Cleanup forget = [&saboteur] { saboteur.set_group(nullptr); };
     Train(plan, group, rank == plan.rank ? &saboteur : nullptr);
   } catch (const CommunicationError& error) {
     SayTime("THROWN");
@@ -381,8 +393,9 @@ TEST(DeviceFaultsTest, EachRankThrowsAndKeepsNoTornStep) {
     first[size] = std::stoll(lines["WRAPPED"].at(0));
   }
   Tally tally;
-  const int64_t seeds = Variable("DDP_TEST_SEEDS", 2 * kKinds);
-  for (int64_t seed = 0; seed < seeds; ++seed) {
+  const int64_t only = Variable("DDP_TEST_SEED", -1);
+  const int64_t seeds = only < 0 ? Variable("DDP_TEST_SEEDS", 2 * kKinds) : only + 1;
+  for (int64_t seed = std::max<int64_t>(only, 0); seed < seeds; ++seed) {
     const int size = Plan(seed, 1).size;
     const testing::RankRun run = RunWorld(size, seed, first[size]);
     const int failures = Failures();
