@@ -286,7 +286,7 @@ RANK_TEST(StepFailureTest, BufferHookThatThrows, 2) {
     fail = false;
     ExpectHealthy(model, *group);
     fail = true;
-    EXPECT_THAT(Step(model, *group, Fault::kNone), HasSubstr("no such buffer"));
+    EXPECT_THAT(Step(model, *group, Fault::kNone, /*fails=*/true), HasSubstr("no such buffer"));
   }
   fail = false;
   ExpectHealthy(model, *group);
