@@ -39,7 +39,7 @@ struct Rank {
   }
 };
 
-constexpr RuntimeOptions kLate{.seed = 1, .lateness = absl::Milliseconds(2)};
+const RuntimeOptions kLate{.seed = 1, .lateness = absl::Milliseconds(2)};
 
 // Runs `body` in `size` threads, on devices 0 and 1 in turn, with a backend each. The backend is
 // shut down unless `body` has taken it away.
