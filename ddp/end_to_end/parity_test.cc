@@ -323,7 +323,8 @@ void MisusesFinalizeBackward() {
 }
 
 RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlace, .world_size = {1, 2},
-          .environment = {{"DDP_BACKEND", "shm"}}) {
+          .environment = {{"DDP_BACKEND", "shm"}},
+          .not_on_device = "in a hook of a tensor, torch::cat() is the CPU's") {
   MisusesFinalizeBackward();
 }
 RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlaceOverGloo, .world_size = 2,
@@ -373,7 +374,8 @@ void FinalizesWithinTwoForwards() {
   }
 }
 RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwards, .world_size = {1, 2},
-          .environment = {{"DDP_BACKEND", "shm"}}) {
+          .environment = {{"DDP_BACKEND", "shm"}},
+          .not_on_device = "in a hook of a tensor, torch::cat() is the CPU's") {
   FinalizesWithinTwoForwards();
 }
 RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwardsOverGloo, .world_size = 2,
