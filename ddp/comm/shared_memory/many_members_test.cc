@@ -81,17 +81,22 @@ struct Rank {
 
 class ManyMembersTest : public ::testing::TestWithParam<int> {
  protected:
+  static Rank Enter(FakeGroupStore& store, int member) {
+    auto entry =
+        GroupEntry::Run(store, {.member = member, .size = GetParam(), .timeout = kTimeout});
+    EXPECT_TRUE(entry.ok()) << entry.status();
+    Rank rank{.group = *std::move(entry), .engine = nullptr};
+    rank.engine = std::make_unique<CollectiveEngine>(rank.group.get());
+    return rank;
+  }
+
   // Runs `round` several times in each rank. Returns the wake-ups of one round.
   static double WakesOf(const std::function<void(Rank&)>& round) {
     FakeGroupStore store;
     std::barrier together(GetParam());
     int counted = 0;
     RunThreads(GetParam(), [&](int member) {
-      auto entry =
-          GroupEntry::Run(store, {.member = member, .size = GetParam(), .timeout = kTimeout});
-      ASSERT_TRUE(entry.ok()) << entry.status();
-      Rank rank{.group = *std::move(entry), .engine = nullptr};
-      rank.engine = std::make_unique<CollectiveEngine>(rank.group.get());
+      Rank rank = Enter(store, member);
       round(rank);  // maps memory, and lets all members come
       together.arrive_and_wait();
       if (member == 0) wakes = 0;
@@ -113,11 +118,7 @@ class ManyMembersTest : public ::testing::TestWithParam<int> {
     std::barrier together(GetParam());
     int written = 0;
     RunThreads(GetParam(), [&](int member) {
-      auto entry =
-          GroupEntry::Run(store, {.member = member, .size = GetParam(), .timeout = kTimeout});
-      ASSERT_TRUE(entry.ok()) << entry.status();
-      Rank rank{.group = *std::move(entry), .engine = nullptr};
-      rank.engine = std::make_unique<CollectiveEngine>(rank.group.get());
+      Rank rank = Enter(store, member);
       const Segment& segment = rank.group->segment();
       const auto* const begin = reinterpret_cast<const std::byte*>(&segment.header());
       const auto* const end = reinterpret_cast<const std::byte*>(&segment.row(GetParam() - 1) + 1);
