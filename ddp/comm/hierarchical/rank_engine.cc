@@ -1,7 +1,6 @@
 #include "ddp/comm/hierarchical/rank_engine.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <exception>
 #include <utility>
@@ -9,6 +8,7 @@
 #include <glog/logging.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/blocked_signals.h"
 #include "base/clock.h"
 
 namespace ddp::internal {
@@ -101,9 +101,7 @@ void RankEngine::Wake() {
 
 void RankEngine::RunThread() {
   ::pthread_setname_np(::pthread_self(), "ddp-hosts");
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  const BlockedSignals blocked;
   while (true) {
     Collective collective;
     {

@@ -3,7 +3,6 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/blocked_signals.h"
 #include "base/clock.h"
 #include "base/process/cpu_quota.h"
 
@@ -240,9 +240,7 @@ void HostGroup::Kick() {
 // The thread. `locked` gets pthread_mutex_trylock()'s result.
 void HostGroup::HoldPlace(std::promise<int> locked) {
   ::pthread_setname_np(::pthread_self(), "ddp-peers");
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  const BlockedSignals blocked;
   MemberRow& row = segment_->row(member_);
   const int result = ::pthread_mutex_trylock(&row.life);
   if (result == 0) {
