@@ -320,7 +320,6 @@ BANS = [
         allowed={
             "base/mutex.h": "the wrapper itself",
             "ddp/comm/backend/gloo_backend.cc": "LibTorch's Gloo brings its own",
-            "ddp/graph/trace_capture.cc": "LibTorch's random generators bring their own",
             "elastic/checkpoint/checkpointer.cc": "LibTorch's random generators bring their own",
         },
     ),
@@ -458,7 +457,7 @@ ROOMS = {
     "ddp/comm/shared_memory": "collectives in shared memory: engine, sums in place",
     "ddp/common": "what every room of ddp/ names: errors, ReduceOp, GradBucket, peer waits, glog",
     "ddp/end_to_end": "tests of the wrapper and the collectives as a program uses them",
-    "ddp/graph": "models captured as graphs, and the pieces in which they run",
+    "ddp/graph": "TorchScript modules as graphs, and the pieces in which they run",
     "ddp/graph/cut": "where a graph is cut into pieces, without a tensor; the table of pieces",
     "ddp/health": "what is known of a group's failures, and what a call on the group throws",
     "ddp/join": "what the ranks of a Join decide, and the events that they announce",

@@ -19,54 +19,6 @@ namespace {
 
 namespace jit = torch::jit;
 
-bool IsOne(const jit::Value* value) {
-  const std::optional<c10::IValue> constant = jit::toIValue(value);
-  return constant.has_value() && constant->isScalar() && constant->toScalar().equal(1);
-}
-
-bool IsVector(const jit::Value* value) {
-  const auto type = value->type()->cast<c10::TensorType>();
-  return type != nullptr && type->dim() == std::optional<size_t>(1);
-}
-
-// addmm(bias, x, t(weight)) with factors of 1 and one row of bias, where nothing else reads
-// t(weight).
-bool IsLinear(const jit::Node& addmm) {
-  static const auto kAddmm = c10::Symbol::fromQualString("aten::addmm");
-  static const auto kTranspose = c10::Symbol::fromQualString("aten::t");
-  if (addmm.kind() != kAddmm || addmm.inputs().size() != 5) return false;
-  const jit::Value* transposed = addmm.inputs()[2];
-  return transposed->node()->kind() == kTranspose && transposed->uses().size() == 1 &&
-         IsVector(addmm.inputs()[0]) && IsOne(addmm.inputs()[3]) && IsOne(addmm.inputs()[4]);
-}
-
-void RewriteLinear(jit::Graph& graph) {
-  static const auto kLinear = c10::Symbol::fromQualString("aten::linear");
-  for (auto it = graph.nodes().begin(); it != graph.nodes().end();) {
-    jit::Node* addmm = *it++;
-    if (!IsLinear(*addmm)) continue;
-    jit::Node* transpose = addmm->input(2)->node();
-    jit::Node* linear = graph.create(
-        kLinear, {addmm->input(1), transpose->input(0), addmm->input(0)}, /*num_outputs=*/1);
-    linear->insertBefore(addmm);
-    linear->copyMetadata(addmm);
-    linear->output()->copyMetadata(addmm->output());
-    addmm->output()->replaceAllUsesWith(linear->output());
-    addmm->destroy();
-    transpose->destroy();
-  }
-}
-
-// Makes a captured graph easier for an executor, without a change of any bit:
-// - t + addmm, the operations of torch::nn::Linear over a matrix, become linear, whose backward in
-//   TorchScript is faster.
-// - An operation in place on a value that nothing else can see becomes the one that makes a new
-//   value; TorchScript has no derivative of the first.
-void SimplifyGraph(const std::shared_ptr<jit::Graph>& graph) {
-  RewriteLinear(*graph);
-  jit::RemoveTensorMutation(graph);
-}
-
 // Calls visit(value) for each value that `node`, or a node in its blocks, reads.
 template <typename Visit>
 void ForEachRead(const jit::Node& node, const Visit& visit) {
@@ -278,7 +230,9 @@ GraphCut Cut(const std::vector<GraphCutNode>& nodes, const std::vector<ModelPara
 CutProgram::CutProgram(CapturedGraph captured, const std::vector<ModelParameter>& parameters,
                        const GraphOptions& options, bool tolerant)
     : name_(captured.name), arguments_(captured.arguments) {
-  SimplifyGraph(captured.graph);
+  // TorchScript has no derivative of an operation in place. Where nothing else can see its value,
+  // the operation that makes a new value has the same bits.
+  jit::RemoveTensorMutation(captured.graph);
   Builder builder(*this, captured, parameters);
   const GraphCut cut = Cut(builder.CutNodes(), parameters, options, name_, tolerant);
   const std::shared_ptr<PieceBackend> backend =

@@ -7,15 +7,26 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include "ddp/graph/captured_graph.h"
 #include "ddp/graph/cut/graph_cut.h"
 #include "ddp/graph/cut/piece_table.h"
 #include "ddp/graph/graph_options.h"
 #include "ddp/graph/piece_backend.h"
+#include "ddp/graph/script_capture.h"
 
 namespace ddp::internal {
+
+// One parameter of a model, under the first of its names that is not in params_to_ignore.
+struct ModelParameter {
+  std::string name;
+  at::Tensor tensor;
+  bool excluded = false;  // all of its names are in params_to_ignore
+
+  // Returns true when the parameter is in no bucket now. requires_grad may change at any time.
+  bool ignored() const { return excluded || !tensor.requires_grad(); }
+};
 
 // A captured graph, cut into pieces that run one after the other. Thread-compatible.
 class CutProgram {

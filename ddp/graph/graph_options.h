@@ -30,8 +30,8 @@ struct GraphOptions {
 
   // The numbers of the nodes that begin a piece, except node 0; used instead of the caps. An empty
   // list gives one piece. describe() counts the nodes of each piece. A list that does not fit the
-  // first captured graph is a ConfigurationError. A later graph, such as one for another shape,
-  // that the list does not fit runs in one piece, with a warning.
+  // first captured graph is a ConfigurationError. A later graph, such as one for eval(), that
+  // the list does not fit runs in one piece, with a warning.
   DDP_OPTION(cuts, std::optional<std::vector<int>>) = {};
 
   // Parameters that the wrapper does not put into buckets: params_and_buffers_to_ignore and the
@@ -42,14 +42,9 @@ struct GraphOptions {
   // Runs the pieces. Unset: graph_executor_backend().
   DDP_OPTION(backend, std::shared_ptr<PieceBackend>) = {};
 
-  // For modules written in C++: the number of graphs that are kept, one for each combination of
-  // shapes, types and modes of the inputs. Further combinations run without a graph, with a
-  // warning.
+  // The number of graphs that are kept, one for each combination of numbers, flags and strings in
+  // the script's attributes; 1 at least. Further combinations run without a graph, with a warning.
   DDP_OPTION(max_graphs, int) = 32;
-
-  // For modules written in C++: when true, a forward may read a tensor that is neither registered
-  // nor an argument. The graph keeps the tensor's value of the capture, as a constant.
-  DDP_OPTION(allow_unregistered_tensors, bool) = false;
 };
 
 }  // namespace ddp

@@ -7,11 +7,12 @@
 #include <functional>
 #include <memory>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "ddp/ddp.h"
-#include "ddp/graph/optimize_graph.h"
+#include "ddp/graph/test_models.h"
 
 namespace ddp::testing {
 
@@ -58,18 +59,16 @@ struct CountRun final : torch::autograd::FunctionPostHook {
 inline Timeline LaunchesOf(const std::shared_ptr<ProcessGroup>& group,
                            const GraphOptions& options) {
   torch::manual_seed(1);
-  torch::nn::Sequential layers;
+  JitModule net = NewScript("Layers");
+  std::string code = "def forward(self, x):\n";
   for (int i = 0; i < 10; ++i) {
-    layers->push_back(torch::nn::Linear(32, 32));
-    layers->push_back(torch::nn::Functional(torch::relu));
+    const std::string name = "layer" + std::to_string(i);
+    AddLinear(net, name, 32, 32);
+    code +=
+        "    x = torch.relu(torch.linear(x, self." + name + ".weight, self." + name + ".bias))\n";
   }
-  struct NetImpl : torch::nn::Module {
-    explicit NetImpl(torch::nn::Sequential inner) : inner(register_module("inner", inner)) {}
-    torch::Tensor forward(torch::Tensor x) { return inner->forward(x); }
-    torch::nn::Sequential inner;
-  };
-  const auto graph =
-      optimize_graph(std::make_shared<NetImpl>(layers), options, torch::ones({4, 32}));
+  net.define(code + "    return x\n");
+  const auto graph = optimize_graph(net, options);
   DistributedDataParallel model(graph, group, {.bucket_layout = graph->bucket_layout()});
   auto timeline = std::make_shared<Timeline>();
   // The hooks of leaves run when their gradients are computed.
@@ -90,7 +89,7 @@ inline Timeline LaunchesOf(const std::shared_ptr<ProcessGroup>& group,
   for (int step = 0; step < 4; ++step) {
     *timeline = {};
     model.zero_grad();
-    const torch::Tensor loss = model.forward(torch::ones({4, 32})).sum();
+    const torch::Tensor loss = model.forward(torch::ones({4, 32})).toTensor().sum();
     ForEachBackwardNode(loss, [&](torch::autograd::Node& node) {
       ++timeline->backward_nodes;
       node.add_post_hook(std::make_unique<CountRun>(timeline));

@@ -154,11 +154,11 @@ class Lowering {
   jit::Value* Replacement(const ScriptObject& owner, size_t slot, const c10::IValue& value,
                           const c10::TypePtr& type) {
     if (IsConstantKind(value)) {
-      captured_.baked.push_back({.owner = owner, .slot = slot, .value = value});
+      captured_.baked.push_back({.attribute = {owner, slot}, .value = value});
       const jit::WithInsertPoint at_front(*graph_.nodes().begin());
       return graph_.insertConstant(value);
     }
-    StateInput input{.owner = owner, .slot = slot};
+    StateInput input{.attribute = {owner, slot}};
     if (value.isTensor() && value.toTensor().defined()) {
       const c10::TensorImpl* tensor = value.toTensor().unsafeGetTensorImpl();
       const auto named = names_.find(tensor);
@@ -191,10 +191,14 @@ class Lowering {
 
 }  // namespace
 
+std::string NameOf(const jit::Module& module) {
+  const auto& name = module.type()->name();
+  return name.has_value() ? name->name() : "a module without a name";
+}
+
 CapturedGraph CaptureScript(const jit::Module& module) {
   CapturedGraph captured;
-  const auto& name = module.type()->name();
-  captured.name = name.has_value() ? name->name() : "a module without a name";
+  captured.name = NameOf(module);
   captured.graph = module.get_method("forward").graph()->copy();
   jit::Inline(*captured.graph);
   RefuseAutocastBlocks(captured.name, *captured.graph);

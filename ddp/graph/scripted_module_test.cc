@@ -1,9 +1,7 @@
-// Tests optimize_graph() over TorchScript modules, and modules in modules.
-#include <ATen/autocast_mode.h>
+// Tests that an optimized script behaves as the script itself.
 #include <torch/script.h>
 #include <torch/torch.h>
 
-#include <map>
 #include <memory>
 #include <random>
 #include <sstream>
@@ -20,43 +18,34 @@
 namespace ddp {
 namespace {
 
+using ::ddp::testing::AddLinear;
 using ::ddp::testing::Backend;
-using ::ddp::testing::CaptureError;
+using ::ddp::testing::EagerScripts;
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::Forward;
 using ::ddp::testing::Function;
-using ::ddp::testing::FunctionImpl;
 using ::ddp::testing::GradientsOf;
+using ::ddp::testing::JitModule;
+using ::ddp::testing::NewScript;
 using ::ddp::testing::NodesOf;
+using ::ddp::testing::ParametersOf;
 using ::ddp::testing::RandomCuts;
-using ::ddp::testing::Tied;
+using ::ddp::testing::TrainedGradients;
+using ::ddp::testing::WithAutocast;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using JitModule = torch::jit::Module;
-using Units = std::shared_ptr<torch::jit::CompilationUnit>;
-
-// Returns a module with an attribute `training` and a linear layer `weight`, `bias` of 4 by 4.
-JitModule Layer(const Units& unit, const std::string& code = "") {
-  JitModule layer("Layer", unit, /*shouldMangle=*/true);
-  layer.register_attribute("training", c10::BoolType::get(), true);
-  layer.register_parameter("weight", torch::rand({4, 4}).requires_grad_(), false);
-  layer.register_parameter("bias", torch::rand({4}).requires_grad_(), false);
-  if (!code.empty()) layer.define(code);
-  return layer;
-}
-
 // Returns a module of three layers, a buffer `sum` (4), a flag `training`, a number `scale` and a
 // count `calls`, written to a file and read again.
 JitModule Net(const std::string& forward) {
   torch::manual_seed(3);
-  const Units unit = std::make_shared<torch::jit::CompilationUnit>();
-  JitModule net("Net", unit, /*shouldMangle=*/true);
-  net.register_attribute("training", c10::BoolType::get(), true);
+  JitModule net = NewScript("Net");
   net.register_attribute("scale", c10::FloatType::get(), 1.0);
   net.register_attribute("calls", c10::IntType::get(), int64_t{0});
   net.register_buffer("sum", torch::zeros({4}));
-  for (const char* name : {"first", "second", "third"}) net.register_module(name, Layer(unit));
-  JitModule guard("Guard", unit, /*shouldMangle=*/true);  // like torch.no_grad() of Python
+  for (const char* name : {"first", "second", "third"}) AddLinear(net, name, 4, 4);
+  JitModule guard("Guard", net.type()->compilation_unit(),
+                  /*shouldMangle=*/true);  // like torch.no_grad() of Python
   guard.define("def __enter__(self):\n  torch.set_grad_enabled(False)\n");
   guard.define(
       "def __exit__(self, type: Any, value: Any, trace: Any):\n  torch.set_grad_enabled(True)\n");
@@ -82,35 +71,27 @@ def forward(self, x, twice: bool = False):
     return torch.linear(x, self.third.weight, self.third.bias)
 )";
 
-torch::Tensor Gradients(ScriptGraphModule& graph, const torch::Tensor& input, int runs) {
-  for (int run = 0; run < runs; ++run) {
-    graph.zero_grad();
-    graph.forward(input).toTensor().pow(2).mean().backward();
-  }
-  return GradientsOf(graph.parameters());
-}
-
 TEST(ScriptModuleTest, CutAndUncutHaveEqualGradients) {
   JitModule net = Net(kForward);
   const torch::Tensor input = torch::rand({5, 4});
-  std::vector<torch::Tensor> parameters;
-  for (const torch::Tensor& parameter : net.parameters()) parameters.push_back(parameter);
-  torch::jit::setGraphExecutorOptimize(false);
-  net.forward({input}).toTensor().pow(2).mean().backward();
-  torch::jit::setGraphExecutorOptimize(true);
-  const torch::Tensor eager = GradientsOf(parameters);
+  const std::vector<torch::Tensor> parameters = ParametersOf(net);
+  torch::Tensor eager;
+  {
+    const EagerScripts eager_scripts;
+    eager = TrainedGradients(net, parameters, input, 1);
+  }
   for (const bool interpreted : {true, false}) {
-    GraphOptions options{.cuts = std::vector<int>{}};
-    if (interpreted) options.backend(interpreter_backend());
-    const auto uncut = optimize_graph(net, options);
-    const torch::Tensor expected = Gradients(*uncut, input, 4);
+    const auto backend = Backend(interpreted);
+    const auto uncut = optimize_graph(net, {.cuts = std::vector<int>{}, .backend = backend});
+    const torch::Tensor expected = TrainedGradients(*uncut, parameters, input, 4);
     EXPECT_TRUE(interpreted ? torch::equal(expected, eager)
                             : torch::allclose(expected, eager, 1e-4, 1e-6));
     std::mt19937 random(9);
     for (int partition = 0; partition < 30; ++partition) {
-      options.cuts(RandomCuts(NodesOf(*uncut), random));
-      const auto cut = optimize_graph(net, options);
-      EXPECT_TRUE(torch::equal(Gradients(*cut, input, 4), expected)) << partition;
+      const auto cut =
+          optimize_graph(net, {.cuts = RandomCuts(NodesOf(*uncut), random), .backend = backend});
+      EXPECT_TRUE(torch::equal(TrainedGradients(*cut, parameters, input, 4), expected))
+          << partition;
     }
   }
 }
@@ -120,6 +101,7 @@ TEST(ScriptModuleTest, SharesNamesTensorsAndModes) {
   const auto graph = optimize_graph(net);
   std::vector<std::string> names;
   for (const auto& item : net.named_parameters()) names.push_back(item.name);
+  EXPECT_EQ(graph->name(), net.type()->name()->name());
   EXPECT_EQ(graph->named_parameters().keys(), names);
   EXPECT_THAT(graph->named_buffers().keys(), ElementsAre("sum"));
   EXPECT_TRUE(graph->named_parameters()["second.bias"].is_same(
@@ -178,6 +160,59 @@ TEST(ScriptModuleTest, BehavesAsTheScript) {
   check(4);
   const torch::NoGradGuard no_grad;
   check(4);
+}
+
+// The modes of submodules stay, and select the graph. Making a graph runs no operation.
+TEST(ScriptModuleTest, ModesOfSubmodulesSelectTheGraph) {
+  JitModule net = testing::ConvNet();
+  JitModule norm = net.attr("norm").toModule();
+  const torch::Tensor batches = norm.attr("num_batches_tracked").toTensor();
+  norm.eval();
+  const torch::Tensor input = torch::randn({3, 1, 8, 8});
+  torch::manual_seed(3);
+  const torch::Tensor random = torch::rand({2});
+  torch::manual_seed(3);
+  const auto graph = optimize_graph(net, {.backend = interpreter_backend()});
+  EXPECT_TRUE(torch::equal(torch::rand({2}), random));
+  EXPECT_TRUE(net.is_training());
+  EXPECT_FALSE(norm.is_training());
+  graph->forward(input);
+  EXPECT_EQ(batches.item<int64_t>(), 0);
+  norm.train();
+  EXPECT_EQ(graph->graphs(), 1u);
+  graph->forward(input);
+  EXPECT_EQ(graph->graphs(), 2u);
+  EXPECT_EQ(batches.item<int64_t>(), 1);
+
+  // In eval() the statistics stay, whatever ran before, and the values are the script's.
+  graph->eval();
+  const torch::Tensor mean = norm.attr("running_mean").toTensor().clone();
+  EXPECT_TRUE(torch::equal(Forward(*graph, input), Forward(net, input)));
+  EXPECT_TRUE(torch::equal(norm.attr("running_mean").toTensor(), mean));
+  const torch::NoGradGuard no_grad;
+  EXPECT_FALSE(Forward(*graph, input).requires_grad());
+  EXPECT_EQ(graph->graphs(), 2u);  // the first one again
+}
+
+TEST(ScriptModuleTest, OneGraphServesShapesStridesTypesAndGradients) {
+  JitModule script = Function(R"(
+def forward(self, x):
+    if x.is_contiguous():
+        x = x * 2
+    if x.requires_grad:
+        x = x * 3
+    return x.reshape(x.size(0), -1).sum() * self.weight
+)");
+  const auto graph = optimize_graph(script, {.backend = interpreter_backend()});
+  const torch::Tensor wide = torch::rand({3, 4});
+  for (const torch::Tensor& input :
+       {wide, torch::rand({4, 3}), torch::rand({4, 3}).t(), wide.clone().requires_grad_(),
+        wide.to(torch::kDouble), torch::rand({1, 4}).expand({3, 4})}) {
+    const double factor = (input.is_contiguous() ? 2 : 1) * (input.requires_grad() ? 3 : 1);
+    EXPECT_TRUE(torch::allclose(Forward(*graph, input),
+                                input.sum() * factor * script.attr("weight").toTensor()));
+  }
+  EXPECT_EQ(graph->graphs(), 1u);
 }
 
 // A cut never lies between the begin and the end of a `with` block.
@@ -282,14 +317,14 @@ def forward(self, x):
   for (const char* code : {kMultipliesThenAssigns, kAssignsThenMultiplies}) {
     for (const bool interpreted : {true, false}) {
       JitModule script = Net(code);
-      std::vector<torch::Tensor> parameters;
-      for (const torch::Tensor& parameter : script.parameters()) parameters.push_back(parameter);
+      const std::vector<torch::Tensor> parameters = ParametersOf(script);
       const auto graph = optimize_graph(Net(code), {.backend = Backend(interpreted)});
       const torch::Tensor weight = graph->named_parameters()["first.weight"];
       for (int step = 0; step < 4; ++step) {
-        torch::jit::setGraphExecutorOptimize(false);
-        script.forward({input}).toTensor().sum().backward();
-        torch::jit::setGraphExecutorOptimize(true);
+        {
+          const EagerScripts eager_scripts;
+          Forward(script, input).sum().backward();
+        }
         graph->forward(input).toTensor().sum().backward();
         const torch::Tensor expected = GradientsOf(parameters);
         const torch::Tensor gradients = GradientsOf(graph->parameters());
@@ -323,8 +358,7 @@ def forward(self, x):
 )"));
               }),
               AllOf(HasSubstr("assigns weight"), HasSubstr("needs a gradient")));
-  JitModule net("Net", std::make_shared<torch::jit::CompilationUnit>());
-  net.register_parameter("weight", torch::rand({4}).requires_grad_(), false);
+  JitModule net = NewScript("Net", {{"weight", torch::rand({4})}});
   const torch::Tensor sum = torch::zeros({4});
   for (const char* name : {"sum", "same"}) net.register_buffer(name, sum);
   net.define(R"(
@@ -337,10 +371,8 @@ def forward(self, x):
 }
 
 TEST(ScriptModuleTest, RefusesAutocastBlocks) {
-  const Units unit = std::make_shared<torch::jit::CompilationUnit>();
-  JitModule net("Net", unit);
-  net.register_parameter("weight", torch::rand({4, 4}).requires_grad_(), false);
-  JitModule guard("__torch__.torch.amp.autocast_mode.autocast", unit);
+  JitModule net = NewScript("Net", {{"weight", torch::rand({4, 4})}});
+  JitModule guard("__torch__.torch.amp.autocast_mode.autocast", net.type()->compilation_unit());
   guard.define("def __enter__(self):\n  pass\n");
   guard.define("def __exit__(self, type: Any, value: Any, trace: Any):\n  pass\n");
   net.register_module("guard", guard);
@@ -355,67 +387,27 @@ def forward(self, x):
               HasSubstr("autocast block"));
 }
 
-// Autocast is on in the forward only, as programs use it. From the second run of a piece on, the
-// executor has derivatives of its own.
+// The casts of autocast are no part of a graph: they happen where the caller enables it.
 TEST(ScriptModuleTest, AutocastHappensInEachRun) {
-  const auto graphs = [](bool interpreted) {
-    return optimize_graph(Net(kForward), {.backend = Backend(interpreted)});
-  };
   const torch::Tensor input = torch::rand({5, 4});
   for (const bool interpreted : {true, false}) {
-    const auto graph = graphs(interpreted);
+    const auto graph = optimize_graph(Net(kForward), {.backend = Backend(interpreted)});
     JitModule script = Net(kForward);
-    std::vector<torch::Tensor> parameters;
-    for (const torch::Tensor& parameter : script.parameters()) parameters.push_back(parameter);
     for (int step = 0; step < 4; ++step) {
-      at::autocast::set_autocast_enabled(at::kCPU, step != 1);
-      const torch::Tensor result = graph->forward(input).toTensor();
-      torch::jit::setGraphExecutorOptimize(false);
-      const torch::Tensor expected = script.forward({input}).toTensor();
-      torch::jit::setGraphExecutorOptimize(true);
-      at::autocast::set_autocast_enabled(at::kCPU, false);
-      at::autocast::clear_cache();
-      EXPECT_EQ(result.dtype(), step != 1 ? torch::kBFloat16 : torch::kFloat);
+      const bool casts = step != 1;
+      const auto run = [&](auto& module) {
+        const auto forward = [&] { return Forward(module, input); };
+        return casts ? WithAutocast(forward) : forward();
+      };
+      const torch::Tensor result = run(*graph);
+      EXPECT_EQ(result.dtype(), casts ? torch::kBFloat16 : torch::kFloat);
       result.sum().backward();
-      expected.sum().backward();
+      const EagerScripts eager_scripts;
+      run(script).sum().backward();
     }
-    const torch::Tensor gradients = GradientsOf(graph->parameters());
-    EXPECT_TRUE(torch::allclose(gradients, GradientsOf(parameters), 1e-4, 1e-5));
+    EXPECT_TRUE(torch::allclose(GradientsOf(graph->parameters()), GradientsOf(ParametersOf(script)),
+                                1e-4, 1e-5));
   }
-}
-
-// An optimized module inside of another one is a part of the outer graph.
-TEST(ScriptModuleTest, OptimizedModulesNest) {
-  Tied tied;
-  const auto inner = optimize_graph(tied);
-  struct OuterImpl : torch::nn::Module {
-    explicit OuterImpl(std::shared_ptr<GraphModule<testing::TiedImpl>> net)
-        : net(register_module("net", std::move(net))) {}
-    torch::Tensor forward(torch::Tensor x) { return net->forward(x) * 2; }
-    std::shared_ptr<GraphModule<testing::TiedImpl>> net;
-  };
-  const torch::Tensor input = torch::randn({7, 6});
-  const auto graph =
-      optimize_graph(std::make_shared<OuterImpl>(inner), {.backend = interpreter_backend()}, input);
-  EXPECT_TRUE(torch::equal(graph->forward(input), tied->forward(input) * 2));
-  EXPECT_EQ(inner->graphs(), 0u);
-  // Captures do not nest, and an optimized script stands alone.
-  const torch::Tensor row = torch::rand({4});
-  const auto doubles =
-      optimize_graph(Function([](FunctionImpl& self, torch::Tensor x) { return x * self.weight; }));
-  EXPECT_THAT(CaptureError([&](FunctionImpl& self, torch::Tensor x) {
-                doubles->capture(row);
-                return x * self.weight;
-              }),
-              HasSubstr("outside of a forward"));
-  torch::jit::Module script("Script");
-  script.register_parameter("weight", torch::ones({4}, torch::requires_grad()), false);
-  script.define("def forward(self, x):\n    return x * self.weight\n");
-  const auto scripted = optimize_graph(script);
-  EXPECT_THAT(CaptureError([&](FunctionImpl& self, torch::Tensor x) {
-                return scripted->forward(x).toTensor() * self.weight;
-              }),
-              HasSubstr("optimize the script alone"));
 }
 
 TEST(ScriptModuleTest, SeveralOutputs) {
@@ -456,7 +448,7 @@ TEST(ScriptModuleTest, RefusesModulesThatAGraphCannotHold) {
   JitModule frozen = Net(kForward);
   frozen.eval();
   EXPECT_THAT(error(torch::jit::freeze(frozen)), HasSubstr("has no parameters"));
-  EXPECT_THAT(error(Layer(std::make_shared<torch::jit::CompilationUnit>())),
+  EXPECT_THAT(error(NewScript("Layer", {{"weight", torch::rand({4})}})),
               HasSubstr("has no method forward"));
   JitModule synchronized = Net(kForward);
   synchronized.register_module(

@@ -1,163 +1,160 @@
-// Models that the tests of this folder share.
+// Scripts that the tests of this folder share, written in C++.
 #ifndef DDP_GRAPH_TEST_MODELS_H_
 #define DDP_GRAPH_TEST_MODELS_H_
 
 #include <ATen/autocast_mode.h>
-#include <torch/nn.h>
+#include <torch/script.h>
+#include <torch/types.h>
 
-#include <functional>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <random>
 #include <string>
-#include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "ddp/common/error.h"
 #include "ddp/graph/optimize_graph.h"
-#include "testing/error_of.h"
 
 namespace ddp::testing {
 
-struct ConvNetImpl : torch::nn::Module {
-  ConvNetImpl() {
-    first = register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3)));
-    norm = register_module("norm", torch::nn::BatchNorm2d(4));
-    second = register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 8, 3)));
-    last = register_module("last", torch::nn::Linear(8 * 4 * 4, 5));
+using JitModule = torch::jit::Module;
+using Parameters = std::vector<std::pair<std::string, torch::Tensor>>;
+
+// Returns a script without code: an attribute `training` and these parameters.
+inline JitModule NewScript(const std::string& name, const Parameters& parameters = {},
+                           const std::shared_ptr<torch::jit::CompilationUnit>& unit =
+                               std::make_shared<torch::jit::CompilationUnit>()) {
+  JitModule script(name, unit, /*shouldMangle=*/true);
+  script.register_attribute("training", c10::BoolType::get(), true);
+  for (auto& [key, value] : parameters) {
+    script.register_parameter(key, value.requires_grad_(), /*is_buffer=*/false);
   }
-  torch::Tensor forward(torch::Tensor x) {
-    x = torch::relu(norm->forward(first->forward(x)));
-    x = torch::max_pool2d(torch::relu(second->forward(x)), 1);
-    return last->forward(x.flatten(1));
-  }
-  torch::nn::Conv2d first{nullptr}, second{nullptr};
-  torch::nn::BatchNorm2d norm{nullptr};
-  torch::nn::Linear last{nullptr};
-};
-TORCH_MODULE(ConvNet);
+  return script;
+}
+
+// Adds a layer with these parameters. Returns a handle to it.
+inline JitModule AddLayer(JitModule& script, const std::string& name,
+                          const Parameters& parameters) {
+  JitModule layer = NewScript("Layer", parameters, script.type()->compilation_unit());
+  script.register_module(name, layer);
+  return layer;
+}
+
+inline JitModule AddLinear(JitModule& script, const std::string& name, int64_t in, int64_t out) {
+  const double bound = 1 / std::sqrt(static_cast<double>(in));
+  return AddLayer(script, name,
+                  {{"weight", torch::empty({out, in}).uniform_(-bound, bound)},
+                   {"bias", torch::empty({out}).uniform_(-bound, bound)}});
+}
+
+// Returns a script of one function, with a parameter `weight` (4) and a buffer `sum` (4).
+inline JitModule Function(const std::string& code) {
+  JitModule script = NewScript("Function", {{"weight", torch::rand({4})}});
+  script.register_buffer("sum", torch::zeros({4}));
+  script.define(code);
+  return script;
+}
+
+// Over images (3, 1, 8, 8): convolutions, a batch norm with its buffers, a linear layer.
+inline JitModule ConvNet() {
+  JitModule net = NewScript("ConvNet");
+  const auto convolution = [&](const std::string& name, int64_t in, int64_t out) {
+    AddLayer(net, name,
+             {{"weight", torch::randn({out, in, 3, 3}) / std::sqrt(9.0 * in)},
+              {"bias", torch::randn({out}) / 10}});
+  };
+  convolution("first", 1, 4);
+  JitModule norm =
+      AddLayer(net, "norm", {{"weight", torch::ones({4})}, {"bias", torch::zeros({4})}});
+  norm.register_buffer("running_mean", torch::zeros({4}));
+  norm.register_buffer("running_var", torch::ones({4}));
+  norm.register_buffer("num_batches_tracked", torch::zeros({}, torch::kLong));
+  convolution("second", 4, 8);
+  AddLinear(net, "last", 8 * 4 * 4, 5);
+  net.define(R"(
+def forward(self, x):
+    x = torch.conv2d(x, self.first.weight, self.first.bias)
+    if self.norm.training:
+        self.norm.num_batches_tracked.add_(1)
+    x = torch.batch_norm(x, self.norm.weight, self.norm.bias, self.norm.running_mean,
+                         self.norm.running_var, self.norm.training, 0.1, 1e-5, True)
+    x = torch.conv2d(torch.relu(x), self.second.weight, self.second.bias)
+    x = torch.max_pool2d(torch.relu(x), [1, 1])
+    return torch.linear(torch.flatten(x, 1), self.last.weight, self.last.bias)
+)");
+  return net;
+}
 
 // One attention block over tokens: three projections of one value, residuals, layer norms.
-struct TransformerImpl : torch::nn::Module {
-  TransformerImpl() {
-    words = register_module("words", torch::nn::Embedding(20, 16));
-    query = register_module("query", torch::nn::Linear(16, 16));
-    key = register_module("key", torch::nn::Linear(16, 16));
-    value = register_module("value", torch::nn::Linear(16, 16));
-    mix = register_module("mix", torch::nn::Linear(16, 16));
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
-    wide = register_module("wide", torch::nn::Linear(16, 32));
-    narrow = register_module("narrow", torch::nn::Linear(32, 16));
-    last = register_module("last", torch::nn::Linear(16, 20));
-  }
-  torch::Tensor forward(const torch::Tensor& tokens) {
-    torch::Tensor x = words->forward(tokens);
-    torch::Tensor attention =
-        torch::matmul(query->forward(x), key->forward(x).transpose(-2, -1)) / 4.0;
-    x = norm->forward(
-        x + mix->forward(torch::matmul(torch::softmax(attention, -1), value->forward(x))));
-    x = x + narrow->forward(torch::gelu(wide->forward(x)));
-    return last->forward(x);
-  }
-  torch::nn::Embedding words{nullptr};
-  torch::nn::Linear query{nullptr}, key{nullptr}, value{nullptr}, mix{nullptr}, wide{nullptr},
-      narrow{nullptr}, last{nullptr};
-  torch::nn::LayerNorm norm{nullptr};
-};
-TORCH_MODULE(Transformer);
+inline JitModule Transformer() {
+  JitModule net = NewScript("Transformer");
+  AddLayer(net, "words", {{"weight", torch::randn({20, 16})}});
+  for (const char* name : {"query", "key", "value", "mix"}) AddLinear(net, name, 16, 16);
+  AddLayer(net, "norm", {{"weight", torch::ones({16})}, {"bias", torch::zeros({16})}});
+  AddLinear(net, "wide", 16, 32);
+  AddLinear(net, "narrow", 32, 16);
+  AddLinear(net, "last", 16, 20);
+  net.define(R"(
+def forward(self, tokens):
+    x = torch.embedding(self.words.weight, tokens)
+    query = torch.linear(x, self.query.weight, self.query.bias)
+    key = torch.linear(x, self.key.weight, self.key.bias)
+    attention = torch.softmax(torch.matmul(query, key.transpose(-2, -1)) / 4.0, -1)
+    value = torch.linear(x, self.value.weight, self.value.bias)
+    x = x + torch.linear(torch.matmul(attention, value), self.mix.weight, self.mix.bias)
+    x = torch.layer_norm(x, [16], self.norm.weight, self.norm.bias, 1e-5, True)
+    wide = torch.gelu(torch.linear(x, self.wide.weight, self.wide.bias))
+    x = x + torch.linear(wide, self.narrow.weight, self.narrow.bias)
+    return torch.linear(x, self.last.weight, self.last.bias)
+)");
+  return net;
+}
 
-// An MLP with a weight under two names and a layer that runs three times.
-struct TiedImpl : torch::nn::Module {
-  TiedImpl() {
-    first = register_module("first", torch::nn::Linear(6, 6));
-    middle = register_module("middle", torch::nn::Linear(6, 6));
-    tied = register_parameter("tied", first->weight);
-  }
-  torch::Tensor forward(torch::Tensor x) {
-    x = torch::relu(first->forward(x));
-    for (int i = 0; i < 3; ++i) x = torch::tanh(middle->forward(x));
-    return torch::linear(x, tied);
-  }
-  torch::nn::Linear first{nullptr}, middle{nullptr};
-  torch::Tensor tied;
-};
-TORCH_MODULE(Tied);
+// An MLP over rows of 6, with a weight under two names and a layer that runs three times.
+inline JitModule Tied() {
+  const torch::Tensor tied = torch::randn({6, 6}) / 3;
+  JitModule net = NewScript("Tied", {{"tied", tied}});
+  AddLayer(net, "first", {{"weight", tied}, {"bias", torch::randn({6}) / 3}});
+  AddLinear(net, "middle", 6, 6);
+  net.define(R"(
+def forward(self, x):
+    x = torch.relu(torch.linear(x, self.first.weight, self.first.bias))
+    x = torch.tanh(torch.linear(x, self.middle.weight, self.middle.bias))
+    x = torch.tanh(torch.linear(x, self.middle.weight, self.middle.bias))
+    x = torch.tanh(torch.linear(x, self.middle.weight, self.middle.bias))
+    return torch.linear(x, self.tied)
+)");
+  return net;
+}
 
-// A module of one function, with a parameter `weight` (4), a buffer `sum` (4) and, in `kept`, a
-// tensor that is not registered.
-struct FunctionImpl : torch::nn::Module {
-  using Function = std::function<torch::Tensor(FunctionImpl&, torch::Tensor)>;
-  explicit FunctionImpl(Function function) : function(std::move(function)) {
-    weight = register_parameter("weight", torch::rand({4}));
-    sum = register_buffer("sum", torch::zeros({4}));
+// 14 linear layers of 256 KiB without a bias. A last layer has the weight of the first.
+inline JitModule Chain() {
+  JitModule net = NewScript("Chain");
+  std::string code = "def forward(self, x):\n";
+  for (int i = 0; i < 14; ++i) {
+    const std::string name = "w" + std::to_string(i);
+    net.register_parameter(name, (torch::randn({256, 256}) / 16).requires_grad_(), false);
+    code += "    x = torch.linear(x, self." + name + ")\n";
   }
-  torch::Tensor forward(torch::Tensor x) { return function(*this, x); }
-  Function function;
-  torch::Tensor weight, sum, kept;
-};
-TORCH_MODULE(Function);
-
-struct Pair {
-  torch::Tensor sum, product;
-  std::optional<torch::Tensor> extra;
-};
-// Several inputs and outputs, of several types.
-struct ManyImpl : torch::nn::Module {
-  ManyImpl() { weight = register_parameter("weight", torch::ones({4})); }
-  Pair forward(const torch::Tensor& a, const std::vector<torch::Tensor>& list, int64_t factor,
-               bool extra, std::optional<torch::Tensor> bias) {
-    Pair pair{.sum = a * weight + list[0], .product = a * list.back() * factor};
-    if (bias.has_value()) pair.sum = pair.sum + *bias;
-    if (extra) pair.extra = pair.sum * 2;
-    return pair;
-  }
-  torch::Tensor weight;
-};
-TORCH_MODULE(Many);
-
-// Returns a container with names.
-struct NamedImpl : torch::nn::Module {
-  NamedImpl() { weight = register_parameter("weight", torch::ones({4})); }
-  std::unordered_map<std::string, torch::Tensor> forward(const torch::Tensor& x) {
-    std::unordered_map<std::string, torch::Tensor> results;
-    for (int i = 0; i < 20; ++i) results["times " + std::to_string(i)] = x * weight * i;
-    return results;
-  }
-  torch::Tensor weight;
-};
-TORCH_MODULE(Named);
-
-// Returns a type whose copies share their tensors.
-template <typename Result>
-struct SharingImpl : torch::nn::Module {
-  SharingImpl() { weight = register_parameter("weight", torch::ones({4})); }
-  Result forward(const torch::Tensor& x) {
-    if constexpr (std::is_same_v<Result, c10::IValue>) {
-      return c10::ivalue::Tuple::create(x * weight, x);
-    } else if constexpr (std::is_same_v<Result, c10::List<at::Tensor>>) {
-      return c10::List<at::Tensor>({x * weight, x});
-    } else {
-      return std::make_shared<torch::Tensor>(x * weight);
-    }
-  }
-  torch::Tensor weight;
-};
+  net.register_parameter("tied", net.attr("w0").toTensor(), false);
+  net.define(code + "    return torch.linear(x, self.tied)\n");
+  return net;
+}
 
 // Returns a backend that is LibTorch's interpreter, or the default one.
 inline std::shared_ptr<PieceBackend> Backend(bool interpreted) {
   return interpreted ? interpreter_backend() : graph_executor_backend();
 }
 
-// Returns the message of the ConfigurationError with which optimize_graph() refuses `forward`, or
-// "no error". A tensor (4) is in `kept`.
-inline std::string CaptureError(const FunctionImpl::Function& forward) {
-  Function module(forward);
-  module->kept = torch::ones({4});
-  return ErrorOf<ConfigurationError>([&] { optimize_graph(module, {}, torch::rand({4})); });
-}
+// While it lives, scripts run one operation after the other, as the eager model does.
+class EagerScripts {
+ public:
+  EagerScripts() { torch::jit::setGraphExecutorOptimize(false); }
+  ~EagerScripts() { torch::jit::setGraphExecutorOptimize(true); }
+  EagerScripts(const EagerScripts&) = delete;
+  EagerScripts& operator=(const EagerScripts&) = delete;
+};
 
 // Returns forward(), run with autocast to bfloat16 on the CPU.
 template <typename Forward>
@@ -167,6 +164,20 @@ torch::Tensor WithAutocast(const Forward& forward) {
   at::autocast::set_autocast_enabled(at::kCPU, false);
   at::autocast::clear_cache();
   return result;
+}
+
+inline torch::Tensor Forward(ScriptGraphModule& graph, const torch::Tensor& input) {
+  return graph.forward(input).toTensor();
+}
+
+inline torch::Tensor Forward(JitModule& script, const torch::Tensor& input) {
+  return script.forward({input}).toTensor();
+}
+
+inline std::vector<torch::Tensor> ParametersOf(const JitModule& script) {
+  std::vector<torch::Tensor> parameters;
+  for (const torch::Tensor& parameter : script.parameters()) parameters.push_back(parameter);
+  return parameters;
 }
 
 // Returns all gradients in one tensor; an undefined gradient counts as zero.
@@ -183,16 +194,17 @@ inline torch::Tensor GradientsOf(const std::vector<torch::Tensor>& parameters) {
 
 // Runs `runs` times forward and backward; returns the gradients of the last one.
 template <typename Module>
-torch::Tensor TrainedGradients(Module& module, const torch::Tensor& input, int runs) {
+torch::Tensor TrainedGradients(Module& module, const std::vector<torch::Tensor>& parameters,
+                               const torch::Tensor& input, int runs) {
   for (int run = 0; run < runs; ++run) {
-    module.zero_grad();
-    module.forward(input).pow(2).mean().backward();
+    for (torch::Tensor parameter : parameters) parameter.mutable_grad().reset();
+    Forward(module, input).pow(2).mean().backward();
   }
-  return GradientsOf(module.parameters());
+  return GradientsOf(parameters);
 }
 
-// Returns the number of nodes of the first captured graph.
-inline int NodesOf(const internal::GraphModuleBase& graph) {
+// Returns the number of nodes of the first graph.
+inline int NodesOf(const ScriptGraphModule& graph) {
   int nodes = 0;
   const nlohmann::json json = nlohmann::json::parse(graph.describe_as_json());
   for (const nlohmann::json& piece : json["pieces"]) nodes += piece["nodes"].get<int>();
@@ -212,7 +224,7 @@ inline std::vector<int> RandomCuts(int nodes, std::mt19937& random) {
 // The names of the parameters of each piece, and the bytes that the cut counted.
 using Pieces = std::vector<std::pair<std::vector<std::string>, int64_t>>;
 
-inline Pieces PiecesOf(const internal::GraphModuleBase& graph) {
+inline Pieces PiecesOf(const ScriptGraphModule& graph) {
   Pieces pieces;
   const nlohmann::json json = nlohmann::json::parse(graph.describe_as_json());
   for (const nlohmann::json& piece : json["pieces"]) {
@@ -221,23 +233,6 @@ inline Pieces PiecesOf(const internal::GraphModuleBase& graph) {
   }
   return pieces;
 }
-
-// 14 linear layers of 256 KiB without a bias. A last layer has the weight of the first.
-struct ChainImpl : torch::nn::Module {
-  ChainImpl() {
-    for (int i = 0; i < 14; ++i) {
-      weights.push_back(register_parameter("w" + std::to_string(i), torch::randn({256, 256}) / 16));
-    }
-    tied = register_parameter("tied", weights[0]);
-  }
-  torch::Tensor forward(torch::Tensor x) {
-    for (const torch::Tensor& weight : weights) x = torch::linear(x, weight);
-    return torch::linear(x, tied);
-  }
-  std::vector<torch::Tensor> weights;
-  torch::Tensor tied;
-};
-TORCH_MODULE(Chain);
 
 }  // namespace ddp::testing
 
