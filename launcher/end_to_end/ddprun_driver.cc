@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,9 +13,12 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/process/child_process.h"
 #include "base/process/pidfd.h"
 #include "launcher/process/private_folder.h"
@@ -59,6 +63,61 @@ std::map<std::string, std::string> Environment(const DdprunDriver::Options& opti
 
 }  // namespace
 
+// Owns a thread, which ends with the streams or with the reader. Thread-safe.
+class DdprunDriver::Reader {
+ public:
+  Reader(UniqueFd out, UniqueFd err)
+      : pipes_{std::move(out), std::move(err)},
+        stop_(::eventfd(0, EFD_CLOEXEC)),
+        thread_([this] { Run(); }) {}
+  ~Reader() {
+    ::eventfd_write(stop_.get(), 1);
+    thread_.join();
+  }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  // Appends what has arrived since the last call to `out` and `err`; see TakeOutput().
+  bool Take(std::string& out, std::string& err, absl::Time deadline) {
+    const MutexLock lock(mutex_);
+    while (arrived_[0].empty() && arrived_[1].empty()) {
+      if (ended_ || !changed_.WaitFor(mutex_, deadline - Now())) return false;
+    }
+    out += std::exchange(arrived_[0], {});
+    err += std::exchange(arrived_[1], {});
+    return true;
+  }
+
+ private:
+  void Run() {
+    std::array<char, 65536> buffer;
+    while (pipes_[0].valid() || pipes_[1].valid()) {
+      std::array<pollfd, 3> polled{};
+      for (size_t i = 0; i < 2; ++i) polled[i] = {.fd = pipes_[i].get(), .events = POLLIN};
+      polled[2] = {.fd = stop_.get(), .events = POLLIN};
+      ::poll(polled.data(), polled.size(), -1);
+      if (polled[2].revents != 0) return;
+      for (size_t i = 0; i < 2; ++i) {
+        if (!pipes_[i].valid() || polled[i].revents == 0) continue;
+        const ssize_t count = ::read(pipes_[i].get(), buffer.data(), buffer.size());
+        if (count <= 0) pipes_[i].reset();
+        const MutexLock lock(mutex_);
+        arrived_[i].append(buffer.data(), static_cast<size_t>(std::max<ssize_t>(count, 0)));
+        ended_ = !pipes_[0].valid() && !pipes_[1].valid();
+        changed_.NotifyAll();
+      }
+    }
+  }
+
+  std::array<UniqueFd, 2> pipes_;  // stdout, stderr
+  const UniqueFd stop_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::array<std::string, 2> arrived_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // the last field: it reads the others
+};
+
 DdprunDriver::DdprunDriver(const Options& options) : folder_(MakeFolder()) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Start(options);
@@ -94,10 +153,9 @@ void DdprunDriver::Start(const Options& options) {
     ::_exit(126);
   }
   pidfd_ = OpenPidfd(pid_);
-  out_pipe_.reset(out[0]);
-  err_pipe_.reset(err[0]);
   ::close(out[1]);
   ::close(err[1]);
+  reader_ = std::make_unique<Reader>(UniqueFd(out[0]), UniqueFd(err[0]));
 }
 
 pid_t DdprunDriver::AgentPid() const {
@@ -115,31 +173,14 @@ std::vector<pid_t> DdprunDriver::Tree() const {
   return tree;
 }
 
-// Reads the available output; blocks until there is some or `deadline` has passed. Returns false
-// when both streams have ended or the deadline has passed.
-bool DdprunDriver::ReadOnce(absl::Time deadline) {
-  std::array<pollfd, 2> polled = {pollfd{.fd = out_pipe_.get(), .events = POLLIN, .revents = 0},
-                                  pollfd{.fd = err_pipe_.get(), .events = POLLIN, .revents = 0}};
-  if (!out_pipe_.valid() && !err_pipe_.valid()) return false;
-  if (::poll(polled.data(), polled.size(), Milliseconds(deadline)) <= 0) return false;
-  std::array<char, 65536> buffer;
-  for (const auto& [fd, text] : {std::pair(&out_pipe_, &out_), std::pair(&err_pipe_, &err_)}) {
-    const short events = polled[fd == &out_pipe_ ? 0 : 1].revents;
-    if (!fd->valid() || events == 0) continue;
-    const ssize_t count = ::read(fd->get(), buffer.data(), buffer.size());
-    if (count <= 0) {
-      fd->reset();
-    } else {
-      text->append(buffer.data(), static_cast<size_t>(count));
-    }
-  }
-  return true;
-}
+// Takes the output that has arrived; blocks until there is some or `deadline` has passed. Returns
+// false when both streams have ended or the deadline has passed.
+bool DdprunDriver::TakeOutput(absl::Time deadline) { return reader_->Take(out_, err_, deadline); }
 
 void DdprunDriver::AwaitStdout(const std::string& text, int times) {
   const absl::Time deadline = Now() + kDeadline;
   while (Count(out_, text) < times) {
-    if (!ReadOnce(deadline)) {
+    if (!TakeOutput(deadline)) {
       FAIL() << "never printed '" << text << "' " << times << " times; stdout:\n"
              << out_ << "\nstderr:\n"
              << err_;
@@ -150,7 +191,7 @@ void DdprunDriver::AwaitStdout(const std::string& text, int times) {
 void DdprunDriver::AwaitStderr(const std::string& text) {
   const absl::Time deadline = Now() + kDeadline;
   while (Count(err_, text) == 0) {
-    if (!ReadOnce(deadline)) {
+    if (!TakeOutput(deadline)) {
       FAIL() << "never printed '" << text << "'; stdout:\n" << out_ << "\nstderr:\n" << err_;
     }
   }
@@ -158,7 +199,7 @@ void DdprunDriver::AwaitStderr(const std::string& text) {
 
 int DdprunDriver::Wait() {
   const absl::Time deadline = Now() + kDeadline;
-  while (ReadOnce(deadline)) {
+  while (TakeOutput(deadline)) {
   }
   pollfd polled{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
   if (Now() >= deadline || ::poll(&polled, 1, Milliseconds(deadline)) != 1) {

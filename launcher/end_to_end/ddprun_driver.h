@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,7 @@ class DdprunDriver {
   // minus the signal that ended it. At the deadline it fails the test and kills ddprun.
   int Wait();
 
+  // What the two functions above and Wait() have seen.
   const std::string& out() const { return out_; }
   const std::string& err() const { return err_; }
 
@@ -67,8 +69,11 @@ class DdprunDriver {
   std::vector<std::string> TemporaryEntries() const;
 
  private:
+  // Reads the output on a thread, so that ddprun never waits for a test that awaits something else.
+  class Reader;
+
   void Start(const Options& options);
-  bool ReadOnce(absl::Time deadline);
+  bool TakeOutput(absl::Time deadline);
   void Reap();
 
   const std::string folder_;
@@ -76,8 +81,7 @@ class DdprunDriver {
   bool reaped_ = false;
   int result_ = 0;
   UniqueFd pidfd_;
-  UniqueFd out_pipe_;
-  UniqueFd err_pipe_;
+  std::unique_ptr<Reader> reader_;
   std::string out_;
   std::string err_;
 };
