@@ -33,6 +33,7 @@
 #include "store/redis/redis_endpoint.h"
 #include "store/redis_store/redis_store.h"
 #include "store/tcp_store/tcp_store_server.h"
+#include "testing/error_of.h"
 #include "testing/redis/redis_fixture.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
@@ -613,7 +614,9 @@ TEST_F(RedisStoreTest, MistakesAreErrorsOfTheirKind) {
   EXPECT_THROW(store::RedisStore::connect("not an address"), c10::ValueError);
   redis_->Kill();
   store->setTimeout(kShort);
-  EXPECT_THROW(store->set("a", "1"), c10::DistNetworkError);
+  const std::string gone = ErrorOf<c10::DistNetworkError>([&] { store->set("a", "1"); });
+  EXPECT_NE(gone.find("cannot reach Redis"), std::string::npos) << gone;
+  EXPECT_EQ(gone.find('\n'), std::string::npos) << "one line, without a stack trace: " << gone;
   EXPECT_THROW(store::RedisStore(redis_->Address(), kShort), c10::DistNetworkError);
 }
 

@@ -14,6 +14,9 @@
 namespace ddp::store {
 namespace {
 
+// What a call has at least for a server that is away.
+constexpr absl::Duration kLeastWait = absl::Seconds(1);
+
 const RedisReply* FirstPassingRefusal(const std::vector<RedisReply>& replies) {
   for (const RedisReply& reply : replies) {
     if (reply.IsError() && IsPassingRefusal(reply.error_text())) return &reply;
@@ -33,12 +36,6 @@ std::vector<std::string> EvalCommand(const char* verb, const std::string& script
   command.insert(command.end(), keys.begin(), keys.end());
   command.insert(command.end(), args.begin(), args.end());
   return command;
-}
-
-absl::Status GiveUp(const absl::Status& last, int attempts, absl::Duration tried) {
-  return absl::Status(last.code(), absl::StrCat(last.message(), " (tried ", attempts,
-                                                attempts == 1 ? " time in " : " times in ",
-                                                DurationText(tried), ")"));
 }
 
 }  // namespace
@@ -126,11 +123,13 @@ absl::StatusOr<std::vector<RedisReply>> RedisCaller::Call(Request request) {
   const RedisCallOptions& call = request.call;
   const bool once = call.total_timeout <= absl::ZeroDuration();
   const absl::Time start = clock_.Now();
-  const absl::Time deadline = once ? absl::InfiniteFuture() : start + call.total_timeout;
+  const absl::Time deadline = once ? absl::InfiniteFuture() : DeadlineOf(call, start);
   absl::Status last;
   for (int attempt = 1;; ++attempt) {
     bool sent = false;
+    const absl::Time begun = clock_.Now();
     absl::StatusOr<std::vector<RedisReply>> result = TryOnce(request, deadline, sent);
+    NoteAttempt(begun, result.status());
     if (result.ok()) {
       const RedisReply* refusal = FirstPassingRefusal(*result);
       // The other commands of a pipeline may have been applied.
@@ -145,8 +144,32 @@ absl::StatusOr<std::vector<RedisReply>> RedisCaller::Call(Request request) {
                                                       " may or may not have been applied"));
       }
     }
-    if (once || !Pause(attempt, deadline)) return GiveUp(last, attempt, clock_.Now() - start);
+    if (once || !Pause(attempt, deadline)) return GiveUp(last, attempt, start);
   }
+}
+
+absl::Time RedisCaller::DeadlineOf(const RedisCallOptions& call, absl::Time start) {
+  const MutexLock lock(mutex_);
+  const absl::Time least = start + std::min(call.total_timeout, kLeastWait);
+  return std::max(least, std::min(start, away_since_) + call.total_timeout);
+}
+
+void RedisCaller::NoteAttempt(absl::Time begun, const absl::Status& result) {
+  const MutexLock lock(mutex_);
+  if (result.ok()) {
+    away_since_ = absl::InfiniteFuture();
+  } else if (absl::IsUnavailable(result)) {
+    away_since_ = std::min(away_since_, begun);
+  }
+}
+
+absl::Status RedisCaller::GiveUp(const absl::Status& last, int attempts, absl::Time start) {
+  const absl::Time now = clock_.Now();
+  std::string tried =
+      absl::StrCat(attempts, attempts == 1 ? " time in " : " times in ", DurationText(now - start));
+  const MutexLock lock(mutex_);
+  if (away_since_ < start) absl::StrAppend(&tried, ", away for ", DurationText(now - away_since_));
+  return absl::Status(last.code(), absl::StrCat(last.message(), " (tried ", tried, ")"));
 }
 
 // Waits before the next attempt (full jitter: see RedisConnectionOptions). Returns false when there

@@ -5,10 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_script.h"
 #include "store/redis/wire/redis_reply.h"
@@ -30,6 +32,9 @@ struct RedisConnectionOptions {
   absl::Duration command_timeout = absl::Seconds(10);
 
   // Limit of one method call, with all reconnects, repeats and pauses. Zero: a single attempt.
+  // While the server is away, the limit counts from the first call that found it so: a call that
+  // comes later has what is left of its limit, a second at least. So ten calls in a row do not wait
+  // for a dead server ten times.
   absl::Duration total_timeout = absl::Seconds(30);
 
   // The pause before the n-th repeat is drawn evenly from [0, min(max, initial * 2^n)]. So the
@@ -140,12 +145,19 @@ class RedisCaller {
 
  private:
   absl::Status FirstError(const std::vector<RedisReply>& replies) const;
+  absl::Time DeadlineOf(const RedisCallOptions& call, absl::Time start);
+  void NoteAttempt(absl::Time begun, const absl::Status& result);
+  absl::Status GiveUp(const absl::Status& last, int attempts, absl::Time start);
   bool Pause(int attempt, absl::Time deadline) const;
 
   // Constant after construction.
   const RedisEndpoint endpoint_;
   const RedisConnectionOptions options_;
   const MonotonicClock clock_;
+
+  Mutex mutex_;
+  // The begin of the first attempt that has failed since the last reply.
+  absl::Time away_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };
 
 }  // namespace ddp::store

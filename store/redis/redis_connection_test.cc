@@ -10,11 +10,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/unique_fd.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "store/redis/redis_caller.h"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis/redis_script.h"
 #include "store/redis/wire/redis_reply.h"
@@ -28,6 +32,8 @@ namespace {
 using ::ddp::testing::RedisFailOver;
 using ::ddp::testing::RedisFixture;
 using ::ddp::testing::ScriptedRedisServer;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using Answers = ScriptedRedisServer::Answers;
 
 RedisConnection::Options Hasty(absl::Duration total) {
@@ -393,6 +399,66 @@ TEST(RedisHostileTest, GarbageIsAnErrorNotAnAnswer) {
         << answer;
     EXPECT_FALSE((*connection)->connected());
   }
+}
+
+// ---- What RedisCaller decides for every connection.
+
+// A server that is away while `away` is set. Keeps the deadline of the last attempt.
+class Caller : public RedisCaller {
+ public:
+  Caller() : RedisCaller({}, {}) {}
+
+  bool away = false;
+  absl::Time deadline;
+
+ protected:
+  absl::StatusOr<std::vector<RedisReply>> TryOnce(const Request& request, absl::Time until,
+                                                  bool&) override {
+    deadline = until;
+    if (away) return absl::UnavailableError("nobody there");
+    return std::vector<RedisReply>(request.replies);
+  }
+};
+
+constexpr absl::Duration kLong = absl::Minutes(10);
+constexpr absl::Duration kShort = absl::Milliseconds(5);
+
+RedisCallOptions Within(absl::Duration timeout) {
+  return {.idempotent = true, .total_timeout = timeout};
+}
+
+TEST(RedisCallerTest, WhatEarlierCallsHaveWaitedCounts) {
+  const MonotonicClock clock;
+  Caller caller;
+  caller.away = true;
+  const absl::Time begin = clock.Now();
+  const absl::Status first = caller.Command({"GET", "a"}, Within(kShort)).status();
+  EXPECT_THAT(std::string(first.message()), Not(HasSubstr("away for")));
+  const absl::Time later = clock.Now();
+  ASSERT_GE(later - begin, kShort / 2);
+
+  caller.away = false;
+  EXPECT_TRUE(caller.Command({"GET", "a"}, Within(kLong)).ok());
+  EXPECT_GE(caller.deadline, begin + kLong);
+  EXPECT_LT(caller.deadline, later + kLong) << "counts from the first call that found nobody";
+
+  const absl::Time now = clock.Now();
+  EXPECT_TRUE(caller.Command({"GET", "a"}, Within(kLong)).ok());
+  EXPECT_GE(caller.deadline, now + kLong) << "the server has answered since";
+}
+
+TEST(RedisCallerTest, ALimitThatIsOverLeavesASecond) {
+  const MonotonicClock clock;
+  Caller caller;
+  caller.away = true;
+  EXPECT_FALSE(caller.Command({"GET", "a"}, Within(kShort)).ok());
+  const absl::Time now = clock.Now();
+  const absl::Status second = caller.Command({"GET", "a"}, Within(2 * kShort)).status();
+  EXPECT_GE(caller.deadline, now + 2 * kShort) << "no longer than the limit itself, no less";
+  EXPECT_THAT(std::string(second.message()), HasSubstr(", away for "));
+  caller.away = false;
+  EXPECT_TRUE(caller.Command({"GET", "a"}, Within(absl::Seconds(1))).ok());
+  EXPECT_GE(caller.deadline, now + absl::Seconds(1));
 }
 
 }  // namespace

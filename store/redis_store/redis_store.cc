@@ -16,15 +16,16 @@
 namespace ddp::store {
 namespace {
 
+// Without LibTorch's stack trace: callers log what() as one line.
 [[noreturn]] void Throw(const absl::Status& status) {
   const std::string message = "RedisStore: " + std::string(status.message());
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
-      C10_THROW_ERROR(DistNetworkError, message);
+      throw c10::DistNetworkError(message, /*backtrace=*/nullptr);
     case absl::StatusCode::kInvalidArgument:
-      C10_THROW_ERROR(ValueError, message);
+      throw c10::ValueError(message, /*backtrace=*/nullptr);
     default:
-      C10_THROW_ERROR(DistStoreError, message);
+      throw c10::DistStoreError(message, /*backtrace=*/nullptr);
   }
 }
 
