@@ -409,7 +409,7 @@ Tensors TrainableParameters(const Tensors& parameters) {
 std::vector<at::Device> RandomDevices(const CheckpointOptions& options, const Tensors& inputs) {
   if (!options.preserve_rng_state) return {};
   std::vector<at::Device> devices;
-  for (const Tensors* tensors : {&inputs, &options.parameters()}) {
+  for (const Tensors* tensors : {&inputs, &options.parameters}) {
     for (const at::Tensor& tensor : *tensors) {
       if (at::isAccelerator(tensor.device().type()) &&
           std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {

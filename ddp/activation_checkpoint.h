@@ -11,17 +11,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "ddp/option.h"
 #include "ddp/tensor_traversal.h"
 
 namespace ddp {
 
 // Options of checkpoint().
 struct CheckpointOptions {
-  using Self = CheckpointOptions;
-
   // Selects one of the two kinds below; the difference matters to DistributedDataParallel.
-  DDP_OPTION(use_reentrant, bool) = false;
+  bool use_reentrant = false;
 
   // When true, the recomputation draws the same random numbers as the forward (dropout!). Covers
   // LibTorch's operations on the CPU that run on the segment's thread, and the generator of every
@@ -29,12 +26,12 @@ struct CheckpointOptions {
   // generator is never set back, so that no number comes twice. A device's generator is set back
   // for the time of the recomputation. Costs copies of the generators' states; switch it off where
   // nothing is random.
-  DDP_OPTION(preserve_rng_state, bool) = true;
+  bool preserve_rng_state = true;
 
   // Leaf tensors with gradients that a function uses besides its inputs; for the non-reentrant kind
   // only. A module's own parameters are found without this; add those that it borrows from
   // elsewhere.
-  DDP_OPTION(parameters, std::vector<at::Tensor>) = {};
+  std::vector<at::Tensor> parameters = {};
 };
 
 // Runs a segment of a model without keeping its activations. The backward runs the segment again to

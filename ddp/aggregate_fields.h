@@ -137,187 +137,6 @@ inline constexpr size_t kFieldCount = aggregate::kCount<T>;
 
 namespace aggregate {
 
-template <typename T, typename F>
-constexpr decltype(auto) WithFieldsTo24(T& value, F&& f) {
-  if constexpr (kFieldCount<std::remove_const_t<T>> == 20) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
-           f20] = value;
-    return f.template
-    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
-               decltype(f12), decltype(f13), decltype(f14), decltype(f15), decltype(f16),
-               decltype(f17), decltype(f18), decltype(f19), decltype(f20)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 21) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
-           f20, f21] = value;
-    return f.template
-    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
-               decltype(f12), decltype(f13), decltype(f14), decltype(f15), decltype(f16),
-               decltype(f17), decltype(f18), decltype(f19), decltype(f20), decltype(f21)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
-        f21);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 22) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
-           f20, f21, f22] = value;
-    return f.template operator()<
-        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
-        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17), decltype(f18),
-        decltype(f19), decltype(f20), decltype(f21), decltype(f22)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
-        f21, f22);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 23) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
-           f20, f21, f22, f23] = value;
-    return f.template operator()<
-        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
-        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17), decltype(f18),
-        decltype(f19), decltype(f20), decltype(f21), decltype(f22), decltype(f23)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
-        f21, f22, f23);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 24) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19,
-           f20, f21, f22, f23, f24] = value;
-    return f.template operator()<
-        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
-        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17), decltype(f18),
-        decltype(f19), decltype(f20), decltype(f21), decltype(f22), decltype(f23), decltype(f24)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
-        f21, f22, f23, f24);
-  }
-}
-
-template <typename T, typename F>
-constexpr decltype(auto) WithFieldsTo19(T& value, F&& f) {
-  if constexpr (kFieldCount<std::remove_const_t<T>> == 15) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15] = value;
-    return f.template
-    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
-               decltype(f12), decltype(f13), decltype(f14), decltype(f15)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 16) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16] = value;
-    return f.template
-    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
-               decltype(f12), decltype(f13), decltype(f14), decltype(f15), decltype(f16)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 17) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17] = value;
-    return f.template operator()<
-        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
-        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 18) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18] = value;
-    return f.template operator()<
-        decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-        decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11), decltype(f12),
-        decltype(f13), decltype(f14), decltype(f15), decltype(f16), decltype(f17), decltype(f18)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 19) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19] =
-        value;
-    return f.template
-    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11),
-               decltype(f12), decltype(f13), decltype(f14), decltype(f15), decltype(f16),
-               decltype(f17), decltype(f18), decltype(f19)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19);
-  } else {
-    return WithFieldsTo24(value, f);
-  }
-}
-
-template <typename T, typename F>
-constexpr decltype(auto) WithFieldsTo14(T& value, F&& f) {
-  if constexpr (kFieldCount<std::remove_const_t<T>> == 9) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9] = value;
-    return f.template
-    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-               decltype(f7), decltype(f8), decltype(f9)>(f1, f2, f3, f4, f5, f6, f7, f8, f9);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 10) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10] = value;
-    return f
-        .template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5),
-                             decltype(f6), decltype(f7), decltype(f8), decltype(f9), decltype(f10)>(
-            f1, f2, f3, f4, f5, f6, f7, f8, f9, f10);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 11) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11] = value;
-    return f.template
-    operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5), decltype(f6),
-               decltype(f7), decltype(f8), decltype(f9), decltype(f10), decltype(f11)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 12) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12] = value;
-    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4),
-                                 decltype(f5), decltype(f6), decltype(f7), decltype(f8),
-                                 decltype(f9), decltype(f10), decltype(f11), decltype(f12)>(
-        f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 13) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13] = value;
-    return f
-        .template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5),
-                             decltype(f6), decltype(f7), decltype(f8), decltype(f9), decltype(f10),
-                             decltype(f11), decltype(f12), decltype(f13)>(
-            f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 14) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14] = value;
-    return f
-        .template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5),
-                             decltype(f6), decltype(f7), decltype(f8), decltype(f9), decltype(f10),
-                             decltype(f11), decltype(f12), decltype(f13), decltype(f14)>(
-            f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14);
-  } else {
-    return WithFieldsTo19(value, f);
-  }
-}
-
-template <typename T, typename F>
-constexpr decltype(auto) WithFieldsTo8(T& value, F&& f) {
-  if constexpr (kFieldCount<std::remove_const_t<T>> == 1) {
-    auto& [f1] = value;
-    return f.template operator()<decltype(f1)>(f1);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 2) {
-    auto& [f1, f2] = value;
-    return f.template operator()<decltype(f1), decltype(f2)>(f1, f2);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 3) {
-    auto& [f1, f2, f3] = value;
-    return f.template operator()<decltype(f1), decltype(f2), decltype(f3)>(f1, f2, f3);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 4) {
-    auto& [f1, f2, f3, f4] = value;
-    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4)>(f1, f2, f3,
-                                                                                         f4);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 5) {
-    auto& [f1, f2, f3, f4, f5] = value;
-    return f
-        .template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4), decltype(f5)>(
-            f1, f2, f3, f4, f5);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 6) {
-    auto& [f1, f2, f3, f4, f5, f6] = value;
-    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4),
-                                 decltype(f5), decltype(f6)>(f1, f2, f3, f4, f5, f6);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 7) {
-    auto& [f1, f2, f3, f4, f5, f6, f7] = value;
-    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4),
-                                 decltype(f5), decltype(f6), decltype(f7)>(f1, f2, f3, f4, f5, f6,
-                                                                           f7);
-  } else if constexpr (kFieldCount<std::remove_const_t<T>> == 8) {
-    auto& [f1, f2, f3, f4, f5, f6, f7, f8] = value;
-    return f.template operator()<decltype(f1), decltype(f2), decltype(f3), decltype(f4),
-                                 decltype(f5), decltype(f6), decltype(f7), decltype(f8)>(
-        f1, f2, f3, f4, f5, f6, f7, f8);
-  } else {
-    return WithFieldsTo14(value, f);
-  }
-}
-
 struct TypesOfFields {
   template <typename... Ts>
   constexpr auto operator()(const std::remove_reference_t<Ts>&...) const {
@@ -327,16 +146,68 @@ struct TypesOfFields {
 
 }  // namespace aggregate
 
-// Calls f.operator()<Fields...>(fields...) with all fields of `value`, a plain struct. `Fields` are
-// the declared types. If `value` is const, they are const too, except references. Let f take
+// DDP_TYPES(a, b, ...) is decltype(a), decltype(b), ... for up to 27 names.
+#define DDP_TYPES(...) DDP_SCAN(DDP_TYPE(__VA_ARGS__))
+#define DDP_SCAN(...) DDP_SCAN_9(DDP_SCAN_9(DDP_SCAN_9(__VA_ARGS__)))  // expands 27 times
+#define DDP_SCAN_9(...) DDP_SCAN_3(DDP_SCAN_3(DDP_SCAN_3(__VA_ARGS__)))
+#define DDP_SCAN_3(...) DDP_SCAN_1(DDP_SCAN_1(DDP_SCAN_1(__VA_ARGS__)))
+#define DDP_SCAN_1(...) __VA_ARGS__
+#define DDP_TYPE(name, ...) decltype(name) __VA_OPT__(, DDP_TYPE_AGAIN DDP_PARENS(__VA_ARGS__))
+#define DDP_TYPE_AGAIN() DDP_TYPE
+#define DDP_PARENS ()
+
+#define DDP_FIELDS(count, ...)                                          \
+  if constexpr (kCount == count) {                                      \
+    auto& [__VA_ARGS__] = value;                                        \
+    return fn.template operator()<DDP_TYPES(__VA_ARGS__)>(__VA_ARGS__); \
+  } else
+
+// Calls fn.operator()<Fields...>(fields...) with all fields of `value`, a plain struct. `Fields`
+// are the declared types. If `value` is const, they are const too, except references. Let fn take
 // const std::remove_reference_t<Fields>&...: no other reference binds to a bit-field. A bit-field
-// arrives as a copy. Every other field arrives by reference: f may cast it to
+// arrives as a copy. Every other field arrives by reference: fn may cast it to
 // std::remove_reference_t<Field>&, which is as constant as the field.
 template <typename T, typename F>
-constexpr decltype(auto) WithFields(T& value, F&& f) {
-  static_assert(kFieldCount<std::remove_const_t<T>> > 0);
-  return aggregate::WithFieldsTo8(value, f);
+constexpr decltype(auto) WithFields(T& value, F&& fn) {
+  constexpr size_t kCount = kFieldCount<std::remove_const_t<T>>;
+  static_assert(kCount > 0);
+  // clang-format off
+  DDP_FIELDS(1, a)
+  DDP_FIELDS(2, a, b)
+  DDP_FIELDS(3, a, b, c)
+  DDP_FIELDS(4, a, b, c, d)
+  DDP_FIELDS(5, a, b, c, d, e)
+  DDP_FIELDS(6, a, b, c, d, e, f)
+  DDP_FIELDS(7, a, b, c, d, e, f, g)
+  DDP_FIELDS(8, a, b, c, d, e, f, g, h)
+  DDP_FIELDS(9, a, b, c, d, e, f, g, h, i)
+  DDP_FIELDS(10, a, b, c, d, e, f, g, h, i, j)
+  DDP_FIELDS(11, a, b, c, d, e, f, g, h, i, j, k)
+  DDP_FIELDS(12, a, b, c, d, e, f, g, h, i, j, k, l)
+  DDP_FIELDS(13, a, b, c, d, e, f, g, h, i, j, k, l, m)
+  DDP_FIELDS(14, a, b, c, d, e, f, g, h, i, j, k, l, m, n)
+  DDP_FIELDS(15, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
+  DDP_FIELDS(16, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+  DDP_FIELDS(17, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)
+  DDP_FIELDS(18, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r)
+  DDP_FIELDS(19, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s)
+  DDP_FIELDS(20, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t)
+  DDP_FIELDS(21, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u)
+  DDP_FIELDS(22, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v)
+  DDP_FIELDS(23, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w)
+  DDP_FIELDS(24, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x)
+  {}
+  // clang-format on
 }
+
+#undef DDP_FIELDS
+#undef DDP_TYPES
+#undef DDP_SCAN
+#undef DDP_SCAN_3
+#undef DDP_SCAN_1
+#undef DDP_TYPE
+#undef DDP_TYPE_AGAIN
+#undef DDP_PARENS
 
 // std::tuple<Fields...> with the Fields of WithFields(). For computing with types only: do not
 // create such a tuple.

@@ -28,7 +28,6 @@
 //   distributed_data_parallel.h  the wrapper and its rules
 //   torch_script.h               the wrapper of a TorchScript module
 //   options.h                    the wrapper's options; mixed_precision.h: one of them
-//   option.h                     the two styles of setting options
 //   join.h                       ranks with different numbers of inputs
 //   comm_hook.h                  custom gradient communication; default_hooks.h: built-in hooks
 //   activation_checkpoint.h      less memory for more computation
@@ -50,7 +49,6 @@
 #include "ddp/join.h"
 #include "ddp/logging_data.h"
 #include "ddp/mixed_precision.h"
-#include "ddp/option.h"
 #include "ddp/options.h"
 #include "ddp/process_group.h"
 #include "ddp/reduce_op.h"

@@ -25,8 +25,6 @@
 #include <string>
 #include <vector>
 
-#include "ddp/option.h"
-
 namespace torch::optim {
 class Optimizer;
 }  // namespace torch::optim
@@ -46,18 +44,16 @@ struct JoinVerdict;
 // The first collective of the Join compares them: every rank throws ConfigurationError when they
 // differ. When `enable` differs, every rank throws CommunicationError after about a second.
 struct JoinOptions {
-  using Self = JoinOptions;
-
   // When true, a sum over fewer ranks is still divided by the group's size: every input then has
   // the same weight over the whole run. When false, it is divided by the number of ranks with
   // inputs.
-  DDP_OPTION(divide_by_initial_world_size, bool) = true;
+  bool divide_by_initial_world_size = true;
 
   // When false, the Join does nothing. For loops whose inputs are known to be even.
-  DDP_OPTION(enable, bool) = true;
+  bool enable = true;
 
   // When true, every rank throws as soon as some ranks have inputs and some have none.
-  DDP_OPTION(throw_on_early_termination, bool) = false;
+  bool throw_on_early_termination = false;
 };
 
 // One event, as all ranks know it.

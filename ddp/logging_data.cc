@@ -1,6 +1,5 @@
 #include "ddp/logging_data.h"
 
-#include "ddp/option_table.h"
 #include "nlohmann/json.hpp"
 
 namespace ddp {
@@ -32,7 +31,6 @@ void PutModel(const DDPLoggingData& data, nlohmann::json& json) {
   Put(json, "comm_hook", data.comm_hook);
   Put(json, "reduction_strategy", data.reduction_strategy);
   Put(json, "bucket_sizes", data.bucket_sizes);
-  Put(json, "bucket_cap_choice", data.bucket_cap_choice);
   Put(json, "has_rebuilt_buckets", data.has_rebuilt_buckets);
   Put(json, "rebuilt_bucket_sizes", data.rebuilt_bucket_sizes);
   Put(json, "rebuilt_per_bucket_param_indices", data.rebuilt_per_bucket_param_indices);
@@ -80,8 +78,13 @@ void PutEnvironment(const DDPLoggingData& data, nlohmann::json& json) {
 }
 
 void PutOptions(const DDPLoggingData& data, nlohmann::json& json) {
-  internal::ForEachLoggedOption(
-      [&](const auto& logged) { Put(json, logged.key, data.*logged.field); });
+  Put(json, "device_ids", data.device_ids);
+  Put(json, "output_device", data.output_device);
+  Put(json, "bucket_cap_bytes", data.bucket_cap_bytes);
+  Put(json, "broadcast_buffers", data.broadcast_buffers);
+  Put(json, "find_unused_parameters", data.find_unused_parameters);
+  Put(json, "gradient_as_bucket_view", data.gradient_as_bucket_view);
+  Put(json, "static_graph", data.static_graph);
 }
 
 }  // namespace

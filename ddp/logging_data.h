@@ -22,9 +22,6 @@ struct DDPLoggingData {
   int64_t num_parameter_tensors = 0;       // parameters whose gradients are reduced
   int64_t total_parameter_size_bytes = 0;  // of the same parameters
   int64_t bucket_cap_bytes = 0;
-  // With bucket_cap_mb = kAuto: the sizes that were picked, and the reason; absent: none yet. Then
-  // bucket_cap_bytes is the size that was used before. Not in PyTorch.
-  std::optional<std::string> bucket_cap_choice;
   bool is_multi_device_module = false;
   bool broadcast_buffers = false;
   bool has_sync_bn = false;

@@ -5,8 +5,6 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "ddp/option.h"
-
 namespace ddp {
 
 // Options for a lower precision in forward and backward, with optimizer steps in full precision;
@@ -17,26 +15,24 @@ namespace ddp {
 // Each parameter's gradient is converted to full precision when it is computed, and accumulates in
 // full precision. (PyTorch accumulates in param_dtype.)
 struct MixedPrecision {
-  using Self = MixedPrecision;
-
   // The type of parameters in forward and backward. Unset: unchanged.
-  DDP_OPTION(param_dtype, std::optional<c10::ScalarType>) = {};
+  std::optional<c10::ScalarType> param_dtype = {};
 
   // The type in which gradients are sent and summed. Unset: param_dtype, or unchanged if that is
   // unset.
-  DDP_OPTION(reduce_dtype, std::optional<c10::ScalarType>) = {};
+  std::optional<c10::ScalarType> reduce_dtype = {};
 
   // The type of buffers, converted once when the model is wrapped. A batch norm needs buffers of
   // the type that its parameters have in the forward.
-  DDP_OPTION(buffer_dtype, std::optional<c10::ScalarType>) = {};
+  std::optional<c10::ScalarType> buffer_dtype = {};
 
   // When true, the module's inputs are converted to param_dtype. When false, the module must
   // convert them itself.
-  DDP_OPTION(cast_forward_inputs, bool) = true;
+  bool cast_forward_inputs = true;
 
   // Returns the type in which gradients are reduced; nullopt: their own type.
   std::optional<c10::ScalarType> reduction_dtype() const {
-    return reduce_dtype.has_value() ? reduce_dtype() : param_dtype();
+    return reduce_dtype.has_value() ? reduce_dtype : param_dtype;
   }
 };
 

@@ -83,7 +83,6 @@ void DescribeParameters(const Reducer& reducer, DDPLoggingData& data) {
   if (!reducer.hook_name().empty()) data.comm_hook = reducer.hook_name();
   data.reduction_strategy = reducer.strategy();
   data.has_rebuilt_buckets = reducer.rebuilt();
-  if (reducer.choice().has_value()) data.bucket_cap_choice = reducer.choice()->ToString();
   data.prev_iteration_grad_ready_order_indices = absl::StrJoin(reducer.ready_order(), ", ");
   data.num_buckets_reduced = reducer.buckets_reduced();
   for (const int index : reducer.untouched()) {

@@ -88,9 +88,6 @@ void CheckOptions(const DistributedDataParallelOptions& options) {
       (options.bucket_cap_mb.has_value() || options.first_bucket_cap_mb.has_value())) {
     fail("bucket_cap_mb_list stands for bucket_cap_mb and first_bucket_cap_mb: set it alone");
   }
-  if (HasAutoCap(options) && options.first_bucket_cap_mb.has_value()) {
-    fail("bucket_cap_mb=kAuto picks the size of the first bucket too: leave first_bucket_cap_mb");
-  }
   if (options.arena_bytes.has_value() && *options.arena_bytes < 1) {
     fail("arena_bytes is the most memory of the arena: set it to 1 or more, or leave it unset");
   }
@@ -216,7 +213,6 @@ Reducer::Options ReducerOptionsOf(const DistributedDataParallelOptions& options,
   return {.initial_limits_bytes = BucketLimitsOf(options),
           .rebuild_limits_bytes = BucketLimitsOf(options),
           .last_bucket_is_small = IsSet(kSmallLastBucket),
-          .tune_buckets = HasAutoCap(options),
           .plan = GivenPlan(options.bucket_layout, reduced),
           .find_unused_parameters = options.find_unused_parameters,
           .static_graph = options.static_graph,

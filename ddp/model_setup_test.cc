@@ -59,7 +59,7 @@ class ModelSetupTest : public ::testing::Test {
 TEST_F(ModelSetupTest, TheGroupIsTheOptionsOrTheMeshs) {
   const auto group = GroupOfOne();
   const auto other = GroupOfOne();
-  EXPECT_EQ(WithGroup({}, group).process_group(), group);
+  EXPECT_EQ(WithGroup({}, group).process_group, group);
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { WithGroup({.process_group = other}, group); }),
               HasSubstr("two different ones"));
   EXPECT_EQ(GroupOf({}), nullptr);
@@ -82,9 +82,6 @@ TEST_F(ModelSetupTest, OptionsThatContradictEachOtherAreRefused) {
   EXPECT_EQ(refusal({.find_unused_parameters = true, .static_graph = true}), "no error");
   EXPECT_THAT(refusal({.first_bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}),
               HasSubstr("set it alone"));
-  EXPECT_EQ(refusal({.bucket_cap_mb = kAuto}), "no error");
-  EXPECT_THAT(refusal({.bucket_cap_mb = kAuto, .first_bucket_cap_mb = 1}),
-              HasSubstr("leave first_bucket_cap_mb"));
   EXPECT_EQ(refusal({.arena_bytes = 1}), "no error");
   EXPECT_THAT(refusal({.arena_bytes = 0}), HasSubstr("set it to 1 or more"));
   EXPECT_THAT(refusal({.delay_all_reduce_named_params = {{"first", Trainable(1)}}}),

@@ -268,7 +268,7 @@ ProcessGroup::Place ProcessGroup::PlaceOf(const c10::intrusive_ptr<c10d::Backend
 // incarnation of one group.
 ProcessGroupOptions ProcessGroup::OptionsFor(const c10::intrusive_ptr<c10d::Backend>& backend,
                                              const ProcessGroupOptions& options) {
-  if (!options.backend().empty() || options.make_backend() != nullptr) {
+  if (!options.backend.empty() || options.make_backend != nullptr) {
     throw ConfigurationError(
         "a process group of a backend of the program's own takes no option backend or "
         "make_backend");
@@ -306,7 +306,7 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
       watched.get() != store_.get();  // false for a HashStore, which has no connections
   monitor_ = std::make_shared<FailureMonitor>(
       MakeGroupStore(Prefixed(kControlPrefix, watched)), now_->membership,
-      own ? absl::FromChrono(std::min(options.timeout(), kReportTimeout)) : absl::ZeroDuration());
+      own ? absl::FromChrono(std::min(options.timeout, kReportTimeout)) : absl::ZeroDuration());
   Connect(options.timeout);
 }
 
@@ -667,7 +667,7 @@ void ProcessGroup::renew() {
                              .traits = std::move(now_->traits),
                              .process = now_->process});
   try {
-    Connect(std::min(options_.timeout(), kReconnectTimeout));
+    Connect(std::min(options_.timeout, kReconnectTimeout));
   } catch (const c10::Error& error) {
     report_failure(error.what_without_backtrace());
     throw;
@@ -729,7 +729,7 @@ std::shared_ptr<ProcessGroup> init_process_group(const ProcessGroupOptions& opti
   if (!env.ok()) throw ConfigurationError(std::string(env.status().message()));
   if (options.expected_world_size >= 0 && options.expected_world_size != env->world_size) {
     throw ConfigurationError(
-        absl::StrCat("this program expects a world size of ", options.expected_world_size(),
+        absl::StrCat("this program expects a world size of ", options.expected_world_size,
                      ", but it was started with WORLD_SIZE=", env->world_size));
   }
   (void)ChooseFactory(options);  // before anything is connected

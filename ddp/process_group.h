@@ -15,7 +15,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "ddp/common/reduce_op.h"
-#include "ddp/option.h"
 #include "ddp/work.h"
 
 namespace c10d {
@@ -57,8 +56,6 @@ using BackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const Backe
 
 // Options of a ProcessGroup and of init_process_group().
 struct ProcessGroupOptions {
-  using Self = ProcessGroupOptions;
-
   // "shm" (tensors on the CPU, all ranks on one host, through shared memory), "hierarchical" (CPU,
   // several hosts: shared memory inside a host, Gloo between hosts), "gloo" (CPU), "nccl" (on GPUs;
   // needs a build with --config=cuda), "nccl-legacy" (the older of the two engines that LibTorch
@@ -66,25 +63,25 @@ struct ProcessGroupOptions {
   // the name in the environment variable DDP_BACKEND. Where that is unset or empty: nccl where this
   // program has it and sees a GPU; else shm for ranks of one host that can share memory; else
   // hierarchical where a host has several ranks; else gloo.
-  DDP_OPTION(backend, std::string) = {};
+  std::string backend = {};
 
   // With the backend hierarchical: true: sums are taken in one balanced binary tree over the ranks
   // by number, the same for every division of the ranks among hosts. False: each host takes the sum
   // of its ranks first. The bits then depend on the hosts, but are the same on all ranks and in
   // every run. False sends less when a host's ranks are not 2^n ranks from a multiple of 2^n on.
-  DDP_OPTION(deterministic, bool) = true;
+  bool deterministic = true;
 
   // A function that makes the backend, instead of `backend`. Setting both is an error.
-  DDP_OPTION(make_backend, BackendMaker) = nullptr;
+  BackendMaker make_backend = nullptr;
 
   // The time limit of one collective, and of connecting, after which the group fails. Connecting
   // again in renew() has at most one minute.
-  DDP_OPTION(timeout, std::chrono::milliseconds) = std::chrono::minutes(30);
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
 
   // The number of ranks that this program expects; -1: any. With another number,
   // init_process_group() throws ConfigurationError, so that no wrong average is computed. The
   // constructors ignore this option.
-  DDP_OPTION(expected_world_size, int) = -1;
+  int expected_world_size = -1;
 };
 
 // The connected ranks of one generation of a job. A model averages its gradients over them, and a

@@ -32,7 +32,7 @@ TEST(ActivationCheckpointDeviceTest, ADropoutOnADeviceDrawsTheSameMaskAgain) {
     const torch::Tensor plain = GradientOfDropout(nullptr);
     EXPECT_NE(plain.narrow(0, 0, 4096).eq(0).sum().item<int64_t>(), 0);
     for (const bool reentrant : {false, true}) {
-      const auto options = CheckpointOptions().use_reentrant(reentrant);
+      const CheckpointOptions options{.use_reentrant = reentrant};
       EXPECT_TRUE(torch::equal(GradientOfDropout(&options), plain))
           << "seed " << seed << (reentrant ? ", reentrant" : "");
     }

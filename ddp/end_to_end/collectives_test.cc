@@ -593,11 +593,10 @@ c10::intrusive_ptr<c10d::Backend> Futureless(const BackendRequest& request) {
 RANK_TEST(CollectivesTest, OwnBackend,
           ThreeRanks(/*not_on_device=*/"it names backends of the CPU")) {
   std::vector<int64_t> made;
-  const auto group =
-      init_process_group(ProcessGroupOptions().make_backend([&made](const BackendRequest& request) {
-        made.push_back(request.incarnation);
-        return Futureless(request);
-      }));
+  const auto group = init_process_group({.make_backend = [&made](const BackendRequest& request) {
+    made.push_back(request.incarnation);
+    return Futureless(request);
+  }});
   const int rank = group->rank();
   EXPECT_EQ(group->backend(), "futureless");
   for (int round = 0; round < 2; ++round) {
@@ -634,7 +633,7 @@ RANK_TEST(CollectivesTest, OwnBackend,
 RANK_TEST(CollectivesTest, RegisteredBackend, .world_size = 2,
           .not_on_device = "it names backends of the CPU") {
   register_backend("mine", Futureless);
-  const auto group = init_process_group(ProcessGroupOptions().backend("mine"));
+  const auto group = init_process_group({.backend = "mine"});
   EXPECT_EQ(group->backend(), "futureless");
   const at::Tensor sum = torch::ones({3});
   group->all_reduce(sum);
@@ -672,7 +671,7 @@ RANK_TEST(CollectivesTest, ConnectedBackend,
 
 TEST(CollectivesOfOneTest, CopyAndAreComplete) {
   ProcessGroup group(c10::make_intrusive<c10d::HashStore>(), ProcessGroup::Place(),
-                     ProcessGroupOptions().backend("gloo"));
+                     {.backend = "gloo"});
   const at::Tensor input = torch::arange(4, at::kFloat);
   const at::Tensor output = Strided(torch::zeros({4}));
   group.all_gather(output, input);
@@ -700,13 +699,11 @@ TEST(OwnBackendTest, BackendThatDoesNotFitIsRefused) {
   const ProcessGroup::Place place;
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
                 ProcessGroup(store, place,
-                             ProcessGroupOptions().make_backend(
-                                 [](const BackendRequest&) { return nullptr; }));
+                             {.make_backend = [](const BackendRequest&) { return nullptr; }});
               }),
               HasSubstr("make_backend returned no backend"));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] {
-                ProcessGroup(store, place,
-                             ProcessGroupOptions().backend("gloo").make_backend(Futureless));
+                ProcessGroup(store, place, {.backend = "gloo", .make_backend = Futureless});
               }),
               HasSubstr("choose one of them"));
   EXPECT_THAT(ErrorOf<ConfigurationError>(

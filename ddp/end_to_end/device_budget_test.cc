@@ -53,8 +53,7 @@ struct Variant {
 void ExpectBudget(const Variant& variant) {
   testing::Runtime& runtime = testing::InstallAccelerator(
       {.seed = 1, .lateness = absl::Milliseconds(1), .sync_budget = variant.budget});
-  const auto group =
-      init_process_group(ProcessGroupOptions().make_backend(testing::ConnectSimulatedDevices));
+  const auto group = init_process_group({.make_backend = testing::ConnectSimulatedDevices});
   torch::manual_seed(1);
   Net net;
   if (variant.sync_batch_norm) convert_sync_batchnorm(*net);
@@ -78,15 +77,13 @@ void ExpectBudget(const Variant& variant) {
 }
 
 RANK_TEST(DeviceBudgetTest, Default, 2) { ExpectBudget({}); }
-RANK_TEST(DeviceBudgetTest, StaticGraph, 2) {
-  ExpectBudget({.options = Options().static_graph(true)});
-}
+RANK_TEST(DeviceBudgetTest, StaticGraph, 2) { ExpectBudget({.options = {.static_graph = true}}); }
 RANK_TEST(DeviceBudgetTest, GradientsAsViews, 2) {
-  ExpectBudget({.options = Options().gradient_as_bucket_view(true)});
+  ExpectBudget({.options = {.gradient_as_bucket_view = true}});
 }
 // PyTorch, too, waits for the map of used parameters.
 RANK_TEST(DeviceBudgetTest, FindUnusedParameters, 2) {
-  ExpectBudget({.options = Options().find_unused_parameters(true), .budget = 1});
+  ExpectBudget({.options = {.find_unused_parameters = true}, .budget = 1});
 }
 RANK_TEST(DeviceBudgetTest, SyncBatchNorm, 2) { ExpectBudget({.sync_batch_norm = true}); }
 RANK_TEST(DeviceBudgetTest, ZeroRedundancyOptimizer, 2) { ExpectBudget({.zero = true}); }

@@ -75,10 +75,10 @@ struct Plan {
     layer = draw(kLayers);
     delay = absl::Microseconds(draw(500));
     reads_each_step = draw(2) == 0;
-    options.bucket_cap_mb(0.02)
-        .gradient_as_bucket_view(draw(2) == 0)
-        .static_graph(draw(3) == 0)
-        .find_unused_parameters(draw(3) == 0);
+    options.bucket_cap_mb = 0.02;
+    options.gradient_as_bucket_view = draw(2) == 0;
+    options.static_graph = draw(3) == 0;
+    options.find_unused_parameters = draw(3) == 0;
   }
 
   uint64_t seed;
@@ -286,12 +286,12 @@ RANK_BODY(TrainUntilAFault) {
   }
   testing::InstallAccelerator(options);
   try {
-    auto group_options = ProcessGroupOptions().make_backend([](BackendRequest request) {
+    ProcessGroupOptions group_options{.make_backend = [](BackendRequest request) {
       request.timeout = std::chrono::minutes(1);  // the ranks may start at different times
       return testing::ConnectSimulatedDevices(request);
-    });
+    }};
     // A hang is known by the timeout alone.
-    if (plan.kind == Kind::kHang) group_options.timeout(std::chrono::seconds(1));
+    if (plan.kind == Kind::kHang) group_options.timeout = std::chrono::seconds(1);
     const Group group = init_process_group(group_options);
     saboteur.set_group(group.get());
     const absl::Cleanup forget = [&saboteur] { saboteur.set_group(nullptr); };

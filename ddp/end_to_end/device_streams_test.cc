@@ -47,7 +47,7 @@ void Install(uint64_t seed) {
 }
 
 Group DeviceGroup() {
-  return init_process_group(ProcessGroupOptions().make_backend(testing::ConnectSimulatedDevices));
+  return init_process_group({.make_backend = testing::ConnectSimulatedDevices});
 }
 
 c10::impl::VirtualGuardImpl Streams(const Group& group) {

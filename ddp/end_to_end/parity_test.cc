@@ -173,6 +173,11 @@ torch::nn::Sequential TwoLayers(int width) {
   return net;
 }
 
+DistributedDataParallelOptions ManualFinalization(DistributedDataParallelOptions options) {
+  options.require_manual_backward_finalization = true;
+  return options;
+}
+
 struct Manual {
   Manual(const std::shared_ptr<ProcessGroup>& given, int width,
          DistributedDataParallelOptions options, bool hooked = false)
@@ -181,7 +186,7 @@ struct Manual {
         net(TwoLayers(width)),
         plain(TwoLayers(width)),
         by_itself(plain, group, options),
-        model(net, group, options.require_manual_backward_finalization(true)) {
+        model(net, group, ManualFinalization(options)) {
     if (!hooked) return;
     by_itself.register_comm_hook(group, fp16_compress_hook);
     model.register_comm_hook(group, fp16_compress_hook);

@@ -172,14 +172,13 @@ Group MakeGroup(const std::string& name, const Group& first, const ProcessGroupO
 
 void HasTheCpusBits(const Variant& variant) {
   testing::InstallAccelerator({});  // before the first backward
-  const Group cpu = init_process_group(ProcessGroupOptions().backend("gloo"));
+  const Group cpu = init_process_group({.backend = "gloo"});
   const torch::Tensor expected = Run(cpu, variant).Train();
   for (int seed = 0; seed < Seeds(); ++seed) {
     testing::InstallAccelerator(
         {.seed = static_cast<uint64_t>(seed), .lateness = absl::Milliseconds(seed == 0 ? 0 : 2)});
-    const Group group =
-        MakeGroup(absl::StrCat("seed", seed), cpu,
-                  ProcessGroupOptions().make_backend(testing::ConnectSimulatedDevices));
+    const Group group = MakeGroup(absl::StrCat("seed", seed), cpu,
+                                  {.make_backend = testing::ConnectSimulatedDevices});
     ASSERT_EQ(group->device(), SimulatedDevice(group->rank()));
     const torch::Tensor trained = Run(group, variant).Train();
     EXPECT_TRUE(torch::equal(trained, expected))
@@ -203,7 +202,7 @@ RANK_TEST(SimulatedDeviceTest, LazyBucketAllocation, 2) {
 }
 RANK_TEST(SimulatedDeviceTest, SyncBatchNorm, 2) { HasTheCpusBits({.sync_batch_norm = true}); }
 RANK_TEST(SimulatedDeviceTest, MixedPrecision, 2) {
-  const auto precision = MixedPrecision().param_dtype(at::kBFloat16).buffer_dtype(at::kBFloat16);
+  const MixedPrecision precision{.param_dtype = at::kBFloat16, .buffer_dtype = at::kBFloat16};
   HasTheCpusBits({.options = {.mixed_precision = precision}});
 }
 RANK_TEST(SimulatedDeviceTest, ZeroRedundancyOptimizer, 2) { HasTheCpusBits({.zero = true}); }

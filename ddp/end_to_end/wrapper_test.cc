@@ -318,51 +318,31 @@ RANK_TEST(WrapperTest, ForwardMayReturnNothing, 2) {
               AllOf(HasSubstr("has to see the tensors"), HasSubstr("it returned none")));
 }
 
-RANK_TEST(WrapperTest, OptionsInEitherStyle, 2) {
-  const auto group =
-      init_process_group(ProcessGroupOptions().backend("gloo").timeout(std::chrono::minutes(2)));
+RANK_TEST(WrapperTest, OptionsAsArgumentsAndAsAVariable, 2) {
+  const auto group = init_process_group({.backend = "gloo", .timeout = std::chrono::minutes(2)});
   const std::string type = c10::DeviceTypeName(group->device().type(), /*lower_case=*/true);
   const DeviceMesh mesh = init_device_mesh(group, type, {group->size()});
+  DistributedDataParallelOptions options;
+  options.device_mesh = mesh;
+  options.bucket_cap_mb = 1e-5;
+  options.params_and_buffers_to_ignore = {"norm.bias"};
   Net net;
-  DistributedDataParallel built(net, DistributedDataParallelOptions()
-                                         .device_mesh(mesh)
-                                         .bucket_cap_mb(1e-5)
-                                         .params_and_buffers_to_ignore({"norm.bias"}));
+  DistributedDataParallel assigned(net, options);
   Net other;
   DistributedDataParallel designated(
       other,
       {.device_mesh = mesh, .params_and_buffers_to_ignore = {"norm.bias"}, .bucket_cap_mb = 1e-5});
-  EXPECT_EQ(built.bucket_layout(), designated.bucket_layout());
-  EXPECT_GT(built.bucket_layout().size(), 2u);
-  DistributedDataParallel third(
-      Net(), group, DistributedDataParallelOptions().bucket_cap_mb(25).static_graph(true));
+  EXPECT_EQ(assigned.bucket_layout(), designated.bucket_layout());
+  EXPECT_GT(assigned.bucket_layout().size(), 2u);
+  DistributedDataParallel third(Net(), group, {.bucket_cap_mb = 25, .static_graph = true});
   EXPECT_EQ(third.logging_data().bucket_cap_bytes, 25 << 20);
   EXPECT_TRUE(third.logging_data().static_graph);
 }
 
-void ExpectEveryFieldSet(const DistributedDataParallelOptions& options,
-                         const torch::Tensor& tensor) {
-  EXPECT_FALSE(options.process_group || options.device_mesh.has_value());
-  EXPECT_THAT(options.device_ids(), ElementsAre(0));
-  EXPECT_TRUE(options.output_device == 0 && options.check_parameters_every == 10);
-  EXPECT_FALSE(options.init_sync || options.broadcast_buffers || *options.forward_sync_buffers);
-  EXPECT_THAT(options.params_and_buffers_to_ignore(), ElementsAre("a", "b"));
-  EXPECT_TRUE(options.bucket_cap_mb.value_or(1) == 25 && *options.first_bucket_cap_mb == 0.5);
-  EXPECT_THAT(options.bucket_cap_mb_list(), ElementsAre(1, 2.5));
-  EXPECT_THAT(options.bucket_layout(), ElementsAre(ElementsAre("a", "b"), ElementsAre("c")));
-  EXPECT_TRUE(options.gradient_as_bucket_view && options.batched_grad_copy() &&
-              options.lazy_bucket_allocation && options.find_unused_parameters &&
-              options.static_graph && options.skip_all_reduce_unused_params);
-  EXPECT_TRUE(!options.reduce_in_place && options.arena_bytes.value() == 1 << 20);
-  EXPECT_TRUE(options.delay_all_reduce_named_params.at(0).second.is_same(tensor));
-  EXPECT_TRUE(options.param_to_hook_all_reduce.is_same(tensor));
-  EXPECT_EQ(options.mixed_precision->param_dtype, torch::kHalf);
-}
-
-// Sets and reads every field in both styles.
-TEST(OptionsTest, EitherStyleSetsEveryField) {
+// Programs name the fields in this order, as designated initializers must.
+TEST(OptionsTest, EveryFieldIsDesignatedInOrder) {
   const torch::Tensor tensor = torch::ones({2});
-  const DistributedDataParallelOptions designated{
+  const DistributedDataParallelOptions options{
       .process_group = nullptr,
       .device_mesh = std::nullopt,
       .device_ids = {0},
@@ -388,66 +368,21 @@ TEST(OptionsTest, EitherStyleSetsEveryField) {
       .param_to_hook_all_reduce = tensor,
       .require_manual_backward_finalization = true,
       .mixed_precision = MixedPrecision{.param_dtype = torch::kHalf}};
-  const DistributedDataParallelOptions built =
-      DistributedDataParallelOptions()
-          .process_group(nullptr)
-          .device_mesh(std::nullopt)
-          .device_ids({0})
-          .output_device(0)
-          .init_sync(false)
-          .check_parameters_every(10)
-          .broadcast_buffers(false)
-          .forward_sync_buffers(false)
-          .params_and_buffers_to_ignore({"a", "b"})
-          .bucket_cap_mb(25)
-          .first_bucket_cap_mb(0.5)
-          .bucket_cap_mb_list({1, 2.5})
-          .bucket_layout({{"a", "b"}, {"c"}})
-          .gradient_as_bucket_view(true)
-          .batched_grad_copy(true)
-          .lazy_bucket_allocation(true)
-          .reduce_in_place(false)
-          .arena_bytes(1 << 20)
-          .find_unused_parameters(true)
-          .static_graph(true)
-          .skip_all_reduce_unused_params(true)
-          .delay_all_reduce_named_params({{"a", tensor}})
-          .param_to_hook_all_reduce(tensor)
-          .require_manual_backward_finalization(true)
-          .mixed_precision(MixedPrecision().param_dtype(torch::kHalf));
-  ExpectEveryFieldSet(designated, tensor);
-  ExpectEveryFieldSet(built, tensor);
-  EXPECT_EQ(built.bucket_cap_mb, designated.bucket_cap_mb);
-}
-
-TEST(OptionsTest, FieldsAreAssignedAndCopied) {
-  DistributedDataParallelOptions options;
-  EXPECT_TRUE(options.init_sync);
-  EXPECT_FALSE(options.bucket_cap_mb.has_value());
-  options.bucket_cap_mb = 3;
-  options.device_ids = {1, 2};
-  options.device_ids.push_back(3);
-  options.static_graph = true;
-  DistributedDataParallelOptions copy = options;
-  copy.bucket_cap_mb(4).static_graph(false);  // sets the copy
-  copy.device_ids = {};
-  EXPECT_EQ(options.bucket_cap_mb, 3);
-  EXPECT_EQ(copy.bucket_cap_mb, 4);
-  EXPECT_TRUE(options.static_graph && !copy.static_graph && copy.device_ids.empty());
-  EXPECT_EQ(options.device_ids.size(), 3u);
-  options.bucket_cap_mb = std::nullopt;
-  EXPECT_FALSE(options.bucket_cap_mb.has_value());
-}
-
-TEST(OptionsTest, OtherOptionsToo) {
-  const JoinOptions join = JoinOptions().enable(false).throw_on_early_termination(true);
-  EXPECT_TRUE(!join.enable && join.throw_on_early_termination && join.divide_by_initial_world_size);
-  const auto group = ProcessGroupOptions().timeout(std::chrono::seconds(3)).expected_world_size(2);
-  EXPECT_EQ(group.timeout, std::chrono::milliseconds(3000));
-  EXPECT_EQ(group.expected_world_size, 2);
-  EXPECT_EQ(group.backend, "");
-  const auto checkpoint = CheckpointOptions().use_reentrant(true).parameters({torch::ones({1})});
-  EXPECT_TRUE(checkpoint.use_reentrant && checkpoint.parameters.size() == 1);
+  EXPECT_FALSE(options.process_group || options.device_mesh.has_value());
+  EXPECT_THAT(options.device_ids, ElementsAre(0));
+  EXPECT_TRUE(options.output_device == 0 && options.check_parameters_every == 10);
+  EXPECT_FALSE(options.init_sync || options.broadcast_buffers || *options.forward_sync_buffers);
+  EXPECT_THAT(options.params_and_buffers_to_ignore, ElementsAre("a", "b"));
+  EXPECT_TRUE(options.bucket_cap_mb.value_or(1) == 25 && *options.first_bucket_cap_mb == 0.5);
+  EXPECT_THAT(options.bucket_cap_mb_list, ElementsAre(1, 2.5));
+  EXPECT_THAT(options.bucket_layout, ElementsAre(ElementsAre("a", "b"), ElementsAre("c")));
+  EXPECT_TRUE(options.gradient_as_bucket_view && options.batched_grad_copy &&
+              options.lazy_bucket_allocation && options.find_unused_parameters &&
+              options.static_graph && options.skip_all_reduce_unused_params);
+  EXPECT_TRUE(!options.reduce_in_place && options.arena_bytes.value() == 1 << 20);
+  EXPECT_TRUE(options.delay_all_reduce_named_params.at(0).second.is_same(tensor));
+  EXPECT_TRUE(options.param_to_hook_all_reduce.is_same(tensor));
+  EXPECT_EQ(options.mixed_precision->param_dtype, torch::kHalf);
 }
 
 }  // namespace

@@ -205,16 +205,16 @@ namespace {
 GraphCut Cut(const std::vector<GraphCutNode>& nodes, const std::vector<ModelParameter>& parameters,
              const GraphOptions& options, const std::string& name, bool tolerant) {
   const std::vector<GraphCutParameter> sizes = CutParameters(parameters);
-  const GraphCutMode mode = options.mode();
+  const GraphCutMode mode = options.mode;
   if (!options.cuts.has_value()) {
-    GraphCutCaps caps{.first_cap_bytes = BytesOfMib(options.first_bucket_cap_mb()),
-                      .cap_bytes = BytesOfMib(options.bucket_cap_mb())};
+    GraphCutCaps caps{.first_cap_bytes = BytesOfMib(options.first_bucket_cap_mb),
+                      .cap_bytes = BytesOfMib(options.bucket_cap_mb)};
     if (mode == GraphCutMode::kParity) caps.first_cap_bytes = kDefaultFirstCapBytes;
     const auto cut = CutAtBuckets(nodes, sizes, mode, caps);
     CHECK(cut.ok()) << cut.status();
     return *cut;
   }
-  auto cut = CutBefore(nodes, sizes, mode, *options.cuts());
+  auto cut = CutBefore(nodes, sizes, mode, *options.cuts);
   if (cut.ok()) return *cut;
   const std::string problem =
       absl::StrCat("the cuts do not fit the graph of ", name, ": ", cut.status().message());
@@ -236,7 +236,7 @@ CutProgram::CutProgram(CapturedGraph captured, const std::vector<ModelParameter>
   Builder builder(*this, captured, parameters);
   const GraphCut cut = Cut(builder.CutNodes(), parameters, options, name_, tolerant);
   const std::shared_ptr<PieceBackend> backend =
-      options.backend() != nullptr ? options.backend() : graph_executor_backend();
+      options.backend != nullptr ? options.backend : graph_executor_backend();
   std::vector<bool> fences(builder.nodes.size(), false);
   if (backend->derives_groups()) fences = builder.Fences();
   for (int i = 0; i < std::ssize(cut.pieces); ++i) {

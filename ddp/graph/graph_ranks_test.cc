@@ -162,7 +162,7 @@ RANK_TEST(GraphRanksTest, TrainsAScriptWithABufferThatItAssigns, 2) {
   const auto graph =
       optimize_graph(Script(), {.bucket_cap_mb = 1e-4, .backend = interpreter_backend()});
   DistributedDataParallelOptions options{.bucket_layout = graph->bucket_layout()};
-  ASSERT_EQ(options.bucket_layout().size(), 3u);
+  ASSERT_EQ(options.bucket_layout.size(), 3u);
   DistributedDataParallel eager(Script(), group, options);
   DistributedDataParallel model(graph, group, options);
   torch::optim::SGD eager_optimizer(eager->parameters(), 0.1);
@@ -372,7 +372,7 @@ RANK_TEST(GraphTraceFileTest, TrainsAsTheEagerModel, .world_size = 2,
   const auto graph =
       optimize_graph(TracedFile(), {.bucket_cap_mb = 0.01, .backend = interpreter_backend()});
   const DistributedDataParallelOptions options{.bucket_layout = graph->bucket_layout()};
-  EXPECT_EQ(options.bucket_layout().size(), 3u) << graph->describe();
+  EXPECT_EQ(options.bucket_layout.size(), 3u) << graph->describe();
   DistributedDataParallel eager(TracedFile(), group, options);
   DistributedDataParallel model(graph, group, options);
   const EagerScripts eager_scripts;

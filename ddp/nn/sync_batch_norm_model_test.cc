@@ -68,11 +68,11 @@ DistributedDataParallelOptions Options() { return {}; }
 
 THREAD_RANK_TEST(SyncBatchNormModelTest, TrainsAsOneProcess, 2, 3) {
   Train(group, {});
-  Train(group, Options().broadcast_buffers(false));
-  Train(group, Options().bucket_cap_mb(0.00001));
-  Train(group, Options().static_graph(true));
-  Train(group, Options().find_unused_parameters(true));
-  Train(group, Options().gradient_as_bucket_view(true).broadcast_buffers(false));
+  Train(group, {.broadcast_buffers = false});
+  Train(group, {.bucket_cap_mb = 0.00001});
+  Train(group, {.static_graph = true});
+  Train(group, {.find_unused_parameters = true});
+  Train(group, {.broadcast_buffers = false, .gradient_as_bucket_view = true});
 }
 
 THREAD_RANK_TEST(SyncBatchNormModelTest, ARankMayHaveNoSample, 3) {
@@ -95,8 +95,8 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, ARankMayHaveNoSample, 3) {
 
 THREAD_RANK_TEST(SyncBatchNormModelTest, TheRecomputationOfACheckpointKeepsTheStatistics, 2) {
   Train(group, {}, {.checkpoint = true});
-  Train(group, Options().find_unused_parameters(true), {.checkpoint = true});
-  Train(group, Options().static_graph(true), {.reentrant = true, .checkpoint = true});
+  Train(group, {.find_unused_parameters = true}, {.checkpoint = true});
+  Train(group, {.static_graph = true}, {.reentrant = true, .checkpoint = true});
 }
 
 THREAD_RANK_TEST(SyncBatchNormModelTest, ALayerCountsACheckpointedBatchOnce, 2) {
@@ -114,7 +114,7 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, AccumulatesUnderNoSync, 2) {
   for (const bool buffers : {true, false}) {
     Net net = MakeConverted();
     Net reference = MakeNet();
-    DistributedDataParallel<Net> model(net, group, Options().broadcast_buffers(buffers));
+    DistributedDataParallel<Net> model(net, group, {.broadcast_buffers = buffers});
     for (int step = 0; step < 4; ++step) {
       auto guard = model.no_sync(step % 2 == 0);
       LossOf(model(Input(group->rank(), step))).backward();
@@ -149,7 +149,7 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, RanksMayUseDifferentParameters, 2, 3) {
   Net net = MakeConverted();
   Net reference = MakeNet();
   DistributedDataParallel<Net> model(net, group,
-                                     Options().find_unused_parameters(true).bucket_cap_mb(0.00001));
+                                     {.bucket_cap_mb = 0.00001, .find_unused_parameters = true});
   for (int step = 0; step < 4; ++step) {
     net->way.branch = (group->rank() + step) % 2;
     LossOf(model(Input(group->rank(), step))).backward();
@@ -215,10 +215,10 @@ const std::vector<std::vector<int>>& ThreeJoins() {
 
 THREAD_RANK_TEST(SyncBatchNormModelTest, JoinedRanksTakePart, 3) {
   TrainUnderJoins(group, ThreeJoins(), {});
-  TrainUnderJoins(group, ThreeJoins(), Options().broadcast_buffers(false));
-  TrainUnderJoins(group, ThreeJoins(), Options().broadcast_buffers(false).bucket_cap_mb(0.00001));
-  TrainUnderJoins(group, ThreeJoins(), Options().static_graph(true));
-  TrainUnderJoins(group, ThreeJoins(), Options().find_unused_parameters(true));
+  TrainUnderJoins(group, ThreeJoins(), {.broadcast_buffers = false});
+  TrainUnderJoins(group, ThreeJoins(), {.broadcast_buffers = false, .bucket_cap_mb = 0.00001});
+  TrainUnderJoins(group, ThreeJoins(), {.static_graph = true});
+  TrainUnderJoins(group, ThreeJoins(), {.find_unused_parameters = true});
   TrainUnderJoins(group, ThreeJoins(), {}, {.checkpoint = true});
 }
 
@@ -237,8 +237,8 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, AJoinTakesForwardsWithoutGradients, 2) 
 
 RANK_TEST(SyncBatchNormModelTest, TrainsOverGloo, 3) {
   const std::shared_ptr<ProcessGroup> group = init_process_group();
-  Train(group, Options().bucket_cap_mb(0.00001));
-  TrainUnderJoins(group, ThreeJoins(), Options().broadcast_buffers(false));
+  Train(group, {.bucket_cap_mb = 0.00001});
+  TrainUnderJoins(group, ThreeJoins(), {.broadcast_buffers = false});
 }
 
 // ---- Groups.
@@ -269,7 +269,7 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, MayHaveAGroupOfItsOwn, 4) {
   const std::shared_ptr<ProcessGroup> pair = group->new_group({first, first + 1});
   Net net = MakeConverted(pair);
   Net reference = MakeNet();
-  DistributedDataParallel<Net> model(net, group, Options().broadcast_buffers(false));
+  DistributedDataParallel<Net> model(net, group, {.broadcast_buffers = false});
   LossOf(model(Input(group->rank(), 0))).backward();
   for (const int start : {0, 2}) {
     Net half = MakeNet();
@@ -352,7 +352,7 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, RefusesALayerThatCameAfterTheWrapper, 2
 // `layers`: the group of the layers. Its ranks have a collective with rank 1 in every mode.
 void FailAndGoOn(const std::shared_ptr<ProcessGroup>& group, ProcessGroup& layers, Net net) {
   const int rank = group->rank();
-  DistributedDataParallel<Net> model(net, group, Options().broadcast_buffers(false));
+  DistributedDataParallel<Net> model(net, group, {.broadcast_buffers = false});
   for (const Place place : {Place::kForward, Place::kNoSync, Place::kNoGrad, Place::kBackward,
                             Place::kBackwardNoSync}) {
     SCOPED_TRACE(static_cast<int>(place));
@@ -395,7 +395,7 @@ THREAD_RANK_TEST(
   const int first = rank / 2 * 2;
   const std::shared_ptr<ProcessGroup> pair = group->new_group({first, first + 1});
   Net net = MakeConverted(pair);
-  DistributedDataParallel<Net> model(net, group, Options().bucket_cap_mb(0.00001));
+  DistributedDataParallel<Net> model(net, group, {.bucket_cap_mb = 0.00001});
   LossOf(model(Input(rank, 0))).backward();
   const auto fail = [&] {
     net->way.explosive = rank == 1;
@@ -469,9 +469,10 @@ THREAD_RANK_TEST(SyncBatchNormModelTest, OtherLayersOnAnotherRankAreNamedUnderAJ
 
 THREAD_RANK_TEST(SyncBatchNormModelTest, WorksWithMixedPrecision, 2) {
   Net net = MakeConverted();
-  DistributedDataParallel<Net> model(net, group,
-                                     Options().broadcast_buffers(false).mixed_precision(
-                                         MixedPrecision{.param_dtype = torch::kBFloat16}));
+  DistributedDataParallel<Net> model(
+      net, group,
+      {.broadcast_buffers = false,
+       .mixed_precision = MixedPrecision{.param_dtype = torch::kBFloat16}});
   for (int step = 0; step < 2; ++step) {
     const torch::Tensor y = model(Input(group->rank(), step));
     EXPECT_EQ(y.scalar_type(), torch::kBFloat16);

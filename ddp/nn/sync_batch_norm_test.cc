@@ -396,8 +396,7 @@ THREAD_RANK_TEST(SyncBatchNormTest, ACheckpointedLayerMayNeedNoGradientOfItsInpu
     torch::Tensor x = BatchOf(group->rank());
     if (group->rank() == 0) x.requires_grad_();
     const torch::Tensor scale = torch::ones({1}).requires_grad_();
-    CheckpointOptions options;
-    options.use_reentrant(reentrant).parameters(linear->parameters());
+    const CheckpointOptions options{.use_reentrant = reentrant, .parameters = linear->parameters()};
     SquaresOf(checkpoint(options, block, std::vector<torch::Tensor>{x, scale})).backward();
     EXPECT_EQ(x.grad().defined(), group->rank() == 0);
     EXPECT_TRUE(linear->weight.grad().defined());

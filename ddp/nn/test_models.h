@@ -54,8 +54,8 @@ struct NetImpl : torch::nn::Module {
     torch::Tensor h;
     if (way.checkpoint) {
       CheckpointOptions options;
-      options.use_reentrant(way.reentrant);
-      options.parameters(parameters());
+      options.use_reentrant = way.reentrant;
+      options.parameters = parameters();
       h = checkpoint(
           options, [this](const torch::Tensor& input) { return Body(input); }, x);
     } else {

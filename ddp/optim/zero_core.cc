@@ -92,10 +92,10 @@ void ZeroCore::Guard(const char* what, const std::function<void()>& function) co
 void ZeroCore::Agree(const Groups& groups, const std::string& error, bool scatter) {
   ModelMetadata metadata;
   metadata.AddOption("error", error);
-  metadata.AddOption("shard", absl::StrCat(static_cast<int>(options_.shard())));
+  metadata.AddOption("shard", absl::StrCat(static_cast<int>(options_.shard)));
   metadata.AddOption("scatter_gradients", scatter ? "true" : "false");
   metadata.AddOption("overlap_with_forward", options_.overlap_with_forward ? "true" : "false");
-  metadata.AddOption("bucket_cap_mb", absl::StrCat(options_.bucket_cap_mb()));
+  metadata.AddOption("bucket_cap_mb", absl::StrCat(options_.bucket_cap_mb));
   for (size_t g = 0; error.empty() && g < groups.size(); ++g) {
     for (size_t i = 0; i < groups[g].params().size(); ++i) {
       const at::Tensor& tensor = groups[g].params()[i];

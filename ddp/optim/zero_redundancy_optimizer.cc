@@ -102,7 +102,7 @@ std::set<const c10::TensorImpl*> ParametersIn(const std::vector<OptimizerParamGr
 std::string ScatterLacks(const ZeroRedundancyOptions& options, const ProcessGroup& group,
                          const internal::DataParallelHandle* model) {
   if (model == nullptr) return "the constructor that takes the model";
-  if (options.shard() != ZeroRedundancyOptions::Shard::kEven) return "shard = kEven";
+  if (options.shard != ZeroRedundancyOptions::Shard::kEven) return "shard = kEven";
   if (group.size() == 1) return "two ranks or more";
   const auto& synchronizer = dynamic_cast<internal::ModelSynchronizer&>(*model->joinable());
   if (!synchronizer.reducer().hook_name().empty()) return "a model without a comm hook";
@@ -164,16 +164,16 @@ ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(Made made, const Groups
       exceptions_at_start_(std::uncaught_exceptions()) {
   const std::string lacks = ScatterLacks(options, *core_->group(), model);
   const bool scatter =
-      lacks.empty() && options.scatter_gradients().value_or(ScatterSaves(*core_->group()));
+      lacks.empty() && options.scatter_gradients.value_or(ScatterSaves(*core_->group()));
   std::string error = made.error;
   if (error.empty()) error = FindError(groups, {}, *core_->group());
-  if (error.empty() && options.scatter_gradients().value_or(false) && !lacks.empty()) {
+  if (error.empty() && options.scatter_gradients.value_or(false) && !lacks.empty()) {
     error = "scatter_gradients needs " + lacks;
   }
-  if (error.empty() && options.overlap_with_forward() && model == nullptr) {
+  if (error.empty() && options.overlap_with_forward && model == nullptr) {
     error = "overlap_with_forward needs the constructor that takes the model";
   }
-  if (error.empty() && !(options.bucket_cap_mb() > 0)) error = "bucket_cap_mb must be positive";
+  if (error.empty() && !(options.bucket_cap_mb > 0)) error = "bucket_cap_mb must be positive";
   if (!error.empty()) error = "a ZeroRedundancyOptimizer cannot be made: " + error;
   core_->Agree(groups, error, scatter);
   core_->Guard("the constructor of a ZeroRedundancyOptimizer", [&] {

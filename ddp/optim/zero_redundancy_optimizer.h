@@ -13,7 +13,6 @@
 
 #include "ddp/common/sharded_optimizer.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/option.h"
 
 namespace ddp {
 
@@ -27,31 +26,29 @@ class ZeroCore;
 // Options of a ZeroRedundancyOptimizer. All ranks give equal options; the constructor compares
 // them.
 struct ZeroRedundancyOptions {
-  using Self = ZeroRedundancyOptions;
-
   // kEven: parameters are put into buckets, and each rank updates one contiguous slice of each
   // bucket. Right for optimizers that treat each element by itself, as all of LibTorch's do but
   // LBFGS. kWhole: each rank updates whole parameters, assigned as PyTorch does: largest first, to
   // the rank with the fewest elements. For optimizers that need whole parameters.
   enum class Shard : uint8_t { kEven, kWhole };
-  DDP_OPTION(shard, Shard) = Shard::kEven;
+  Shard shard = Shard::kEven;
 
   // Whether the model reduce-scatters its gradients instead of averaging all of them on every rank.
   // Needs kEven, and the constructor that takes the model. Unset: yes where the backend is nccl and
   // the model has no comm hook. Gloo's reduce-scatter is an all-reduce inside. Ranks that share
   // memory average gradients where they lie, which costs less than flat buckets for a
   // reduce-scatter. true: an error where it cannot be.
-  DDP_OPTION(scatter_gradients, std::optional<bool>) = {};
+  std::optional<bool> scatter_gradients = {};
 
   // When true, step() returns while the updated values are on their way to the other ranks. They
   // are complete after wait(). Needs the constructor that takes the model. A forward of the model
   // that the constructor got calls wait() first; so do step(), clip_grad_norm(), and all functions
   // about states. Until then, parameters have old and new values side by side: call wait() before
   // torch::save(model), before set_data() and before any other use of a parameter.
-  DDP_OPTION(overlap_with_forward, bool) = false;
+  bool overlap_with_forward = false;
 
   // Size in MiB at which a bucket is closed.
-  DDP_OPTION(bucket_cap_mb, double) = 25;
+  double bucket_cap_mb = 25;
 };
 
 // The optimizer below, over an optimizer that a function makes.

@@ -402,8 +402,7 @@ RANK_TEST(TrainingTest, AStepThatAFailureHasTornOnTheDeviceIsNotSaved, 2) {
     group->report_failure_and_throw_later("a test");
     (void)end.wait_for(std::chrono::seconds(1));
   }});
-  group =
-      init_process_group(ProcessGroupOptions().make_backend(ddp::testing::ConnectSimulatedDevices));
+  group = init_process_group({.make_backend = ddp::testing::ConnectSimulatedDevices});
   const std::string folder = Folder(*group);
   torch::nn::Linear net = Net();
   net->to(group->device());

@@ -55,7 +55,7 @@ int Train() {
 
   torch::jit::Module script = torch::jit::load(ModelFile(), device);
   ddp::GraphOptions graph_options{.bucket_cap_mb = 0.01};  // three pieces of this small model
-  if (FLAGS_interpreter) graph_options.backend(ddp::interpreter_backend());
+  if (FLAGS_interpreter) graph_options.backend = ddp::interpreter_backend();
   const auto graph = ddp::optimize_graph(script, graph_options);
   if (group->rank() == 0) std::printf("%s", graph->describe().c_str());
 

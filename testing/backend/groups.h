@@ -16,7 +16,7 @@ namespace ddp::testing {
 inline std::shared_ptr<ProcessGroup> GroupOfOne() {
   return std::make_shared<ProcessGroup>(c10::make_intrusive<c10d::HashStore>(),
                                         ProcessGroup::Place(),
-                                        ProcessGroupOptions().backend("gloo"));
+                                        ProcessGroupOptions{.backend = "gloo"});
 }
 
 // Returns `group` as a Reducer sees it.

@@ -220,9 +220,10 @@ target_link_libraries(train ddp::ddp_static)
         makefile = re.search(r"```make\n(.*?)```", read(f"{ROOT}/docs/cmake.md"), re.DOTALL)[1]
         folder = f"{scratch()}/make"
         write(f"{folder}/Makefile", makefile)
-        write(f"{folder}/option.cc", '#include "ddp/option.h"\n#include <c10/macros/Macros.h>\n')
+        write(f"{folder}/fields.cc",
+              '#include "ddp/aggregate_fields.h"\n#include <c10/macros/Macros.h>\n')
         shutil.copy(compiled(), f"{folder}/train.o")
-        output = run("make", f"TORCH_PATH={torch()}", "LDFLAGS=-Wl,--verbose", "option.o", "train",
+        output = run("make", f"TORCH_PATH={torch()}", "LDFLAGS=-Wl,--verbose", "fields.o", "train",
                      folder=folder, PKG_CONFIG_PATH=f"{tree()}/lib/pkgconfig")
         self.assert_linked(output)
         self.assert_carried(f"{folder}/train")

@@ -174,7 +174,7 @@ Contestant MakeContestant(const std::string& name, Module module, const torch::T
                           const std::shared_ptr<Wire>& wire,
                           const std::vector<std::vector<std::string>>& layout) {
   DistributedDataParallelOptions options{.bucket_cap_mb = 2, .gradient_as_bucket_view = true};
-  options.bucket_layout(layout);
+  options.bucket_layout = layout;
   DistributedDataParallel model(module, testing::GroupOfOne(), options);
   auto timeline = std::make_shared<Timeline>();
   for (const torch::Tensor& parameter : model->parameters()) {
