@@ -9,10 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include "absl/strings/str_cat.h"
-#include "base/clock.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
 #include "ddp/reducer/reducer_group.h"
@@ -20,30 +18,11 @@
 namespace ddp::internal {
 namespace {
 
-template <typename Word = int32_t>
-std::vector<Word> ToVector(const at::Tensor& words, const OperationName& what,
-                           ReducerGroup& group) {
+std::vector<int32_t> ToVector(const at::Tensor& words, const OperationName& what,
+                              ReducerGroup& group) {
   const at::Tensor local = group.communicator().ToHost(words, what);
-  const Word* first = local.const_data_ptr<Word>();
+  const int32_t* first = local.const_data_ptr<int32_t>();
   return {first, first + local.numel()};
-}
-
-// Returns the shortest of a few all-reduces: the others were disturbed.
-CollectiveSample SampleAllReduce(int64_t bytes, ReducerGroup& group) {
-  constexpr int kRounds = 4;  // the first one may set up connections
-  const at::Tensor tensor =
-      at::zeros({bytes / 4}, at::TensorOptions().dtype(at::kFloat).device(group.device()));
-  CollectiveSample sample{.bytes = bytes};
-  for (int round = 0; round < kRounds; ++round) {
-    const int64_t start = MonotonicNanoseconds();
-    Communicator::Pending pending =
-        group.communicator().AllReduce(tensor, {"the measurement of an all-reduce", round});
-    group.communicator().Wait(pending);
-    if (!tensor.is_cpu()) tensor.narrow(0, 0, 1).to(at::kCPU);  // waits for the GPU
-    const auto ns = static_cast<double>(MonotonicNanoseconds() - start);
-    if (round <= 1 || ns < sample.ns) sample.ns = ns;
-  }
-  return sample;
 }
 
 }  // namespace
@@ -103,25 +82,6 @@ BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::T
       group.communicator().Broadcast(message, source, {"a broadcast from rank", source});
   group.communicator().Wait(pending);
   return PlanOrThrow(BucketPlan::Decode(ToVector(message, pending.what, group), tensors));
-}
-
-CollectiveCost MeasureAllReduce(ReducerGroup& group) {
-  const CollectiveSample small = SampleAllReduce(int64_t{4} << 10, group);
-  const CollectiveSample large = SampleAllReduce(int64_t{4} << 20, group);
-  return FitCost(small, large);
-}
-
-BucketChoice BroadcastChoice(const BucketChoice& choice, int source, ReducerGroup& group) {
-  std::vector<int64_t> words(BucketChoice::kWords, 0);
-  if (group.rank() == source) words = choice.Encode();
-  const at::Tensor message = at::tensor(words, at::kLong).to(group.device());
-  Communicator::Pending pending =
-      group.communicator().Broadcast(message, source, {"a broadcast from rank", source});
-  group.communicator().Wait(pending);
-  const absl::StatusOr<BucketChoice> decoded =
-      BucketChoice::Decode(ToVector<int64_t>(message, pending.what, group));
-  if (!decoded.ok()) throw ConfigurationError(std::string(decoded.status().message()));
-  return *decoded;
 }
 
 }  // namespace ddp::internal

@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 #include "ddp/reducer/buckets/bucket_plan.h"
-#include "ddp/reducer/buckets/bucket_tuning.h"
 
 namespace ddp::internal {
 
@@ -55,14 +54,6 @@ PlanComparison ComparePlans(const BucketPlan& plan, const PassRecord& record, Re
 // the parameters. Throws ConfigurationError when the received integers are no plan for them.
 BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::Tensor>& tensors,
                          int source, ReducerGroup& group);
-
-// Measures all-reduces of two sizes on the group's device. The group has at least two ranks. The
-// result differs between the ranks.
-CollectiveCost MeasureAllReduce(ReducerGroup& group);
-
-// Returns the choice of the rank `source`. `choice` is looked at on that rank only. Throws
-// ConfigurationError when the received integers are no choice.
-BucketChoice BroadcastChoice(const BucketChoice& choice, int source, ReducerGroup& group);
 
 }  // namespace ddp::internal
 

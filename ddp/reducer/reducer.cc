@@ -31,22 +31,29 @@
 namespace ddp::internal {
 namespace {
 
+using PlanState = PassCore::PlanState;
+
 // Of a gradient that no hook has brought. A variable, so that a choice between it and an input is a
 // reference: the uses of an input count, see SoleBlockOf().
 const at::Tensor kNoInput;
 
 // Refuses what a backward in a distributed autograd context does not support.
-void CheckContext(bool lowers_types, bool joins, bool steps_in_backward, bool manual) {
+void CheckContext(bool lowers_types, bool joins, bool manual) {
   if (GradientContext::running() == nullptr) return;
-  const char* what = lowers_types        ? "mixed_precision with a param_dtype"
-                     : joins             ? "a Join"
-                     : steps_in_backward ? "an optimizer that steps in the backward"
-                     : manual            ? "require_manual_backward_finalization"
-                                         : nullptr;
+  const char* what = lowers_types ? "mixed_precision with a param_dtype"
+                     : joins      ? "a Join"
+                     : manual     ? "require_manual_backward_finalization"
+                                  : nullptr;
   if (what == nullptr) return;
   throw ConfigurationError(absl::StrCat(
       what, " is not supported in a distributed autograd context: use a plain backward, or leave ",
       "the feature out"));
+}
+
+void WarnAllUsed() {
+  LOG(WARNING) << "find_unused_parameters is set, and the first iteration used every parameter: "
+                  "leave it off if that stays so, since it costs a search and a sum over the ranks "
+                  "each time";
 }
 
 }  // namespace
@@ -147,7 +154,7 @@ BucketPlan Reducer::FirstPlan() const {
   return PlanOrThrow(BucketPlan::AssignReversed(descriptions_, options_.initial_limits_bytes));
 }
 
-void Reducer::SetPlan(BucketPlan plan, bool collective) {
+void Reducer::SetPlan(BucketPlan plan, PlanState state, bool collective) {
   const bool hooked = hook_.registered() && options_.make_hook_buckets;
   const GradientBuckets::Factory& make = hooked ? options_.make_hook_buckets : make_buckets_;
   buckets_ =
@@ -159,7 +166,7 @@ void Reducer::SetPlan(BucketPlan plan, bool collective) {
             .collective = collective,
             .uses = &uses_});
   hook_.SetPlan(this->plan());
-  core_.SetPlan(this->plan());
+  core_.SetPlan(this->plan(), state);
   SetMapCarrier();
 }
 
@@ -171,9 +178,7 @@ void Reducer::SetMapCarrier() {
 }
 
 void Reducer::TakeFirstPlan(bool collective) {
-  choice_.reset();
-  SetPlan(FirstPlan(), collective);
-  core_.SetFirstPlan(plan(), given_plan_.has_value());
+  SetPlan(FirstPlan(), given_plan_.has_value() ? PlanState::kGiven : PlanState::kFirst, collective);
 }
 
 void Reducer::UsePlan(BucketPlan plan) {
@@ -192,7 +197,7 @@ void Reducer::ResetAfterFailure(std::shared_ptr<ReducerGroup> group) {
   if (proof_ && *proof_ != DeviceOutcome::kProven) doubt_ = PassRecord::Doubt::kUnproven;
   proof_ = nullptr;
   Clear(std::move(group), /*unsettled=*/true);
-  SetPlan(BucketPlan(plan()));
+  SetPlan(BucketPlan(plan()), core_.plan_state());
 }
 
 void Reducer::Clear(std::shared_ptr<ReducerGroup> group, bool unsettled) {
@@ -204,7 +209,6 @@ void Reducer::Clear(std::shared_ptr<ReducerGroup> group, bool unsettled) {
   searched_.clear();
   iteration_ = 0;
   used_map_ = {};
-  ready_ns_.clear();
 }
 
 // Calls `function` while the parameters have their own types, also inside a backward that lowers
@@ -274,7 +278,6 @@ void Reducer::RegisterHook(std::string name, CommHookRounds rounds) {
 void Reducer::RequestRebuild() {
   CheckFinished();
   core_.RequestRebuild();
-  if (options_.tune_buckets) ready_ns_.assign(parameters_.size(), 0);
 }
 
 void Reducer::CheckFinished() {
@@ -333,7 +336,6 @@ void Reducer::OnGradient(int parameter, const at::Tensor& input) {
   hooked_parameter_ = parameter;
   hook_input_ = &input;
   const auto forget = absl::MakeCleanup([this] { hooked_parameter_ = -1; });
-  if (!ready_ns_.empty()) NoteReady(parameter);
   if (on_device_ && !tensors_[parameter].is_cpu()) {
     streams_.AddCurrent(tensors_[parameter].device());
   }
@@ -345,41 +347,11 @@ void Reducer::OnGradient(int parameter, const at::Tensor& input) {
                .cause = parameter});
   }
   if (core_.asks_backward()) {
-    CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr,
-                 core_.manual());
+    CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, core_.manual());
     SearchGraph();
   }
   core_.OnGradient(parameter, defined, View());
   Run();
-}
-
-void Reducer::NoteReady(int parameter) {
-  ready_ns_[parameter] = MonotonicNanoseconds();
-  const at::Device device = tensors_[parameter].device();
-  if (device.is_cpu()) return;
-  c10::Event event(device.type(), c10::EventFlag::BACKEND_DEFAULT);  // with a time
-  event.record(CurrentStream(device));
-  ready_events_.insert_or_assign(parameter, std::move(event));
-}
-
-// Replaces the times of the host by those of the device, which begin with its first gradient.
-void Reducer::TakeDeviceTimes() {
-  const auto first = std::min_element(
-      ready_events_.begin(), ready_events_.end(),
-      [this](const auto& a, const auto& b) { return ready_ns_[a.first] < ready_ns_[b.first]; });
-  if (first == ready_events_.end()) return;
-  first->second.synchronize();
-  std::map<int, int64_t> elapsed_ns;
-  for (const auto& [parameter, event] : ready_events_) {
-    if (parameter == first->first) continue;
-    event.synchronize();
-    elapsed_ns[parameter] = static_cast<int64_t>(first->second.elapsedTime(event) * 1e6);
-  }
-  ready_ns_[first->first] = current_times_.first_gradient_ns;
-  for (const auto& [parameter, ns] : elapsed_ns) {
-    ready_ns_[parameter] = current_times_.first_gradient_ns + ns;
-  }
-  ready_events_.clear();
 }
 
 // Finds the forwards of a backward that has gone through none of their outputs, once for each
@@ -421,8 +393,7 @@ BackwardView Reducer::ViewAtEnd() const {
 }
 
 void Reducer::OnBackwardBegin() {
-  CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, on_bucket_complete_ != nullptr,
-               core_.manual());
+  CheckContext(callbacks_.begin != nullptr, announce_ != nullptr, core_.manual());
   if (core_.finds_unused()) reach_ = ReachOfBackward(gradient_hooks_.accumulators());
   buckets_->OnBackward(/*begins=*/true);
   if (callbacks_.begin) callbacks_.begin();
@@ -463,8 +434,7 @@ void Reducer::Run() {
 
 void Reducer::Do(const PassAction& action) {
   try {
-    if (DoInBucket(action) || DoAtBeginning(action)) return;
-    DoAtEnd(action);
+    DoOrThrow(action);
   } catch (...) {
     const std::string about = About(action);
     if (about.empty()) throw;
@@ -472,145 +442,115 @@ void Reducer::Do(const PassAction& action) {
   }
 }
 
-bool Reducer::DoInBucket(const PassAction& action) {
+void Reducer::DoOrThrow(const PassAction& action) {
+  using Kind = PassAction::Kind;
+  const int index = action.index;
   switch (action.kind) {
-    case PassAction::Kind::kZero:
-      buckets_->Zero(action.index);
-      return true;
-    case PassAction::Kind::kCopyIn:
-      buckets_->CopyIn(action.index, action.index == hooked_parameter_ ? *hook_input_ : kNoInput);
-      return true;
-    case PassAction::Kind::kFinishCopyIn:
-      JoinStreams(action.index);
-      buckets_->FinishCopyIn(action.index);
-      return true;
-    case PassAction::Kind::kLaunch:
-    case PassAction::Kind::kSkip:
-      if (action.index == 0) current_times_.first_launch_ns = MonotonicNanoseconds();
-      if (action.kind == PassAction::Kind::kLaunch) Launch(action.index);
-      if (action.index + 1 == buckets_->count()) {
-        current_times_.last_gradient_ns = MonotonicNanoseconds();
-      }
-      return true;
-    case PassAction::Kind::kStartUsedMap:
-      StartUsedMap();
-      return true;
-    case PassAction::Kind::kAttachUsedMap:
-      buckets_->AttachMap(core_.used_map());
-      return true;
-    case PassAction::Kind::kNextRound:
-      hook_.NextRound(action.index, action.round, group_->communicator());
-      return true;
-    case PassAction::Kind::kWait:
-      Wait(action.index);
-      return true;
-    case PassAction::Kind::kWaitAndCopyOut:
-      WaitAndCopyOut(action.index);
-      return true;
-    case PassAction::Kind::kDiscard:
-      Discard(action);
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool Reducer::DoAtBeginning(const PassAction& action) {
-  switch (action.kind) {
-    case PassAction::Kind::kSearchForward:
-      core_.OnForwardSearched(ReachesAny(*outputs_, gradient_hooks_.sorted_accumulators()));
-      return true;
-    case PassAction::Kind::kBareBackward:
-      if (on_bare_backward_) on_bare_backward_(parameters_[action.index].name);
-      return true;
-    case PassAction::Kind::kCallAtEnd:
-      AtBackwardEnd([this] {
-        const EngineLock::Scope lock(*lock_);
-        OnBackwardEnd();
-      });
-      return true;
-    case PassAction::Kind::kAnnounce: {
-      const Announce announce = announce_;  // a call may end the Join and unset announce_
-      core_.OnAnnounced(announce ? announce(core_.parts())
-                                 : PassStart{.divisor = group_->size(), .source = 0});
-      return true;
-    }
-    case PassAction::Kind::kFirstPass:
+    case Kind::kSearchForward:
+      return core_.OnForwardSearched(ReachesAny(*outputs_, gradient_hooks_.sorted_accumulators()));
+    case Kind::kBareBackward:
+      return on_bare_backward_ ? on_bare_backward_(parameters_[index].name) : void();
+    case Kind::kCallAtEnd:
+      return CallAtEnd(&Reducer::OnBackwardEnd);
+    case Kind::kAnnounce:
+      return AnnouncePass();
+    case Kind::kFirstPass:
       if (on_first_pass_) on_first_pass_();
-      core_.OnFirstPassReady();
-      return true;
-    case PassAction::Kind::kAgreeOnPlan:
-      AgreeOnPlan();
-      return true;
-    case PassAction::Kind::kTakeFirstPlan:
-      ReturnToFirstPlan();
-      return true;
-    case PassAction::Kind::kBegin:
-      AgreeOnSkipped();
-      hook_.EndPass(/*release_buffers=*/false);
-      buckets_->set_factor(hook_.registered() ? 1.0 : 1.0 / core_.start().divisor);
-      current_times_ = {.first_gradient_ns = MonotonicNanoseconds()};
-      return true;
-    case PassAction::Kind::kWarnAllUsed:
-      LOG(WARNING) << "find_unused_parameters is set, and the first iteration used every "
-                      "parameter: leave it off if that stays so, since it costs a search and a sum "
-                      "over the ranks each time";
-      return true;
-    case PassAction::Kind::kLogUnused:
-      LogUnused(action.index == 0 ? DebugLevel::kInfo : DebugLevel::kDetail);
-      TellUnused();
-      return true;
-    default:
-      return false;
+      return core_.OnFirstPassReady();
+    case Kind::kAgreeOnPlan:
+      return AgreeOnPlan();
+    case Kind::kTakeFirstPlan:
+      return ReturnToFirstPlan();
+    case Kind::kBegin:
+      return BeginPass();
+    case Kind::kWarnAllUsed:
+      return WarnAllUsed();
+    case Kind::kLogUnused:
+      return TellUnused(index == 0 ? DebugLevel::kInfo : DebugLevel::kDetail);
+    case Kind::kZero:
+      return buckets_->Zero(index);
+    case Kind::kCopyIn:
+      return buckets_->CopyIn(index, index == hooked_parameter_ ? *hook_input_ : kNoInput);
+    case Kind::kFinishCopyIn:
+      JoinStreams(index);
+      return buckets_->FinishCopyIn(index);
+    case Kind::kLaunch:
+    case Kind::kSkip:
+      return LaunchOrSkip(action);
+    case Kind::kStartUsedMap:
+      return StartUsedMap();
+    case Kind::kWaitUsedMap:
+      return WaitUsedMap();
+    case Kind::kAttachUsedMap:
+      return buckets_->AttachMap(core_.used_map());
+    case Kind::kTakeUsedMap:
+      return TakeUsedMap(index);
+    case Kind::kFinishAtEnd:
+      return CallAtEnd(&Reducer::Finish);
+    case Kind::kHold:
+      return buckets_->Hold();
+    case Kind::kNextRound:
+      return hook_.NextRound(index, action.round, group_->communicator());
+    case Kind::kWait:
+      return Wait(index);
+    case Kind::kWaitAndCopyOut:
+      return WaitAndCopyOut(index);
+    case Kind::kDiscard:
+      return buckets_->Discard(index);
+    case Kind::kForgetLaunched:
+      return hook_.EndPass(/*release_buffers=*/buckets_->lazy());
+    case Kind::kRebuild:
+      return RebuildBuckets(index);
+    case Kind::kComplete:
+      return CompletePass();
+    case Kind::kReport:
+      return ReportFailure();
+    case Kind::kReportAndThrow:
+      ReportFailure();
+      throw ReductionError(core_.message());
+    case Kind::kThrow:
+      throw ReductionError(core_.message());
   }
 }
 
-void Reducer::DoAtEnd(const PassAction& action) {
-  switch (action.kind) {
-    case PassAction::Kind::kFinishAtEnd:
-      AtBackwardEnd([this] {
-        const EngineLock::Scope lock(*lock_);
-        core_.Finish();
-        Run();
-      });
-      return;
-    case PassAction::Kind::kHold:
-      buckets_->Hold();
-      return;
-    case PassAction::Kind::kWaitUsedMap:
-      WaitUsedMap();
-      return;
-    case PassAction::Kind::kTakeUsedMap:
-      TakeUsedMap(action.index);
-      return;
-    case PassAction::Kind::kForgetLaunched:
-      hook_.EndPass(/*release_buffers=*/buckets_->lazy());
-      return;
-    case PassAction::Kind::kRebuild:
-      RebuildBuckets(action.index);
-      return;
-    case PassAction::Kind::kComplete:
-      // A nested backward may end before the outer one.
-      core_.OnComplete(watch_.current().synchronized);
-      current_times_.complete_ns = MonotonicNanoseconds();
-      times_ = current_times_;
-      if (on_complete_) on_complete_();
-      Prove();
-      streams_.Clear();
-      return;
-    case PassAction::Kind::kReport:
-      group_->report_failure(*core_.error());
-      buckets_->Abandon();
-      return;
-    case PassAction::Kind::kReportAndThrow:
-      group_->report_failure(*core_.error());
-      buckets_->Abandon();
-      throw ReductionError(core_.message());
-    case PassAction::Kind::kThrow:
-      throw ReductionError(core_.message());
-    default:
-      LOG(FATAL) << "no such action of a pass: " << static_cast<int>(action.kind);
-  }
+void Reducer::CallAtEnd(void (Reducer::*function)()) {
+  AtBackwardEnd([this, function] {
+    const EngineLock::Scope lock(*lock_);
+    (this->*function)();
+  });
+}
+
+void Reducer::Finish() {
+  core_.Finish();
+  Run();
+}
+
+void Reducer::AnnouncePass() {
+  const Announce announce = announce_;  // a call may end the Join and unset announce_
+  core_.OnAnnounced(announce ? announce(core_.parts())
+                             : PassStart{.divisor = group_->size(), .source = 0});
+}
+
+void Reducer::BeginPass() {
+  AgreeOnSkipped();
+  hook_.EndPass(/*release_buffers=*/false);
+  buckets_->set_factor(hook_.registered() ? 1.0 : 1.0 / core_.start().divisor);
+  current_times_ = {.first_gradient_ns = MonotonicNanoseconds()};
+}
+
+void Reducer::CompletePass() {
+  // A nested backward may end before the outer one.
+  core_.OnComplete(watch_.current().synchronized);
+  current_times_.complete_ns = MonotonicNanoseconds();
+  times_ = current_times_;
+  if (on_complete_) on_complete_();
+  Prove();
+  streams_.Clear();
+}
+
+void Reducer::ReportFailure() {
+  group_->report_failure(*core_.error());
+  buckets_->Abandon();
 }
 
 // Names the part of the pass for the message of an exception. Empty: the exception needs no more.
@@ -642,15 +582,13 @@ std::string Reducer::About(const PassAction& action) const {
   return "";
 }
 
-void Reducer::LogUnused(DebugLevel least) const {
-  if (CurrentDebugLevel() < least || core_.unused().empty()) return;
-  std::vector<std::string> names;
-  for (const int parameter : core_.unused()) names.push_back(parameters_[parameter].name);
-  LOG(INFO) << "rank " << group_->rank() << ": this iteration does not use " << NameList(names);
-}
-
 // Costs one comparison where the unused parameters are those of the pass before.
-void Reducer::TellUnused() {
+void Reducer::TellUnused(DebugLevel least) {
+  if (CurrentDebugLevel() >= least && !core_.unused().empty()) {
+    std::vector<std::string> names;
+    for (const int parameter : core_.unused()) names.push_back(parameters_[parameter].name);
+    LOG(INFO) << "rank " << group_->rank() << ": this iteration does not use " << NameList(names);
+  }
   if (!on_unused_ || core_.unused() == told_unused_) return;
   if (on_unused_(core_.unused())) told_unused_ = core_.unused();
 }
@@ -692,10 +630,18 @@ void Reducer::JoinStreams(int bucket) {
   }
 }
 
-void Reducer::Launch(int bucket) {
-  JoinStreams(bucket);
-  if (!hook_.registered()) return buckets_->Launch(bucket);
-  hook_.Start(bucket, buckets_->HookBuffer(bucket));
+void Reducer::LaunchOrSkip(const PassAction& action) {
+  const int bucket = action.index;
+  if (bucket == 0) current_times_.first_launch_ns = MonotonicNanoseconds();
+  if (action.kind == PassAction::Kind::kLaunch) {
+    JoinStreams(bucket);
+    if (hook_.registered()) {
+      hook_.Start(bucket, buckets_->HookBuffer(bucket));
+    } else {
+      buckets_->Launch(bucket);
+    }
+  }
+  if (bucket + 1 == buckets_->count()) current_times_.last_gradient_ns = MonotonicNanoseconds();
 }
 
 void Reducer::StartUsedMap() {
@@ -741,33 +687,12 @@ void Reducer::WaitAndCopyOut(int bucket) {
         " is not the part of its bucket that gradient_as_bucket_view promises: something replaced "
         "it during the backward; let hooks change gradients in place"));
   }
-  if (on_bucket_complete_) on_bucket_complete_(bucket, BucketOutcome::kReduced);
-}
-
-void Reducer::Discard(const PassAction& action) {
-  buckets_->Discard(action.index);
-  if (!on_bucket_complete_) return;
-  on_bucket_complete_(action.index, action.part == PassAction::Part::kShadow
-                                        ? BucketOutcome::kShadowed
-                                        : BucketOutcome::kSkipped);
 }
 
 void Reducer::RebuildBuckets(int source) {
   if (callbacks_.end) callbacks_.end();  // not called yet in a nested backward
-  // All ranks agree on rebuilt(), so they take the same way. The first pass bears the costs of a
-  // start, so the times of a later one count.
-  const bool tunes = options_.tune_buckets && group_->size() > 1;
-  const bool tunes_later = tunes && !core_.rebuilt();
-  if (tunes && !tunes_later) choice_ = Choose(source);
-  ready_ns_.clear();
-  const bool is_source = group_->rank() == source;
-  SetPlan(
-      BroadcastPlan(is_source ? PlanForRebuild() : BucketPlan(), descriptions_, source, *group_));
-  core_.OnRebuilt();
-  if (tunes_later) {
-    core_.RequestRebuild();
-    ready_ns_.assign(parameters_.size(), 0);
-  }
+  BucketPlan mine = group_->rank() == source ? PlanForRebuild() : BucketPlan();
+  SetPlan(BroadcastPlan(mine, descriptions_, source, *group_), PlanState::kRebuilt);
   if (CurrentDebugLevel() != DebugLevel::kOff) {
     LOG(INFO) << "rank " << group_->rank() << ": new buckets\n" << plan().ToString(Names());
   }
@@ -775,40 +700,17 @@ void Reducer::RebuildBuckets(int source) {
 
 BucketPlan Reducer::PlanForRebuild() const {
   std::vector<int> order = core_.RecordedOrder();
-  if (choice_.has_value()) return PlanOrThrow(PlanOf(*choice_, descriptions_, std::move(order)));
   if (options_.last_bucket_is_small) std::reverse(order.begin(), order.end());
   const BucketPlan plan =
       PlanOrThrow(BucketPlan::Assign(descriptions_, options_.rebuild_limits_bytes, order));
   return options_.last_bucket_is_small ? plan.Reversed() : plan;
 }
 
-BucketChoice Reducer::Choose(int source) {
-  const CollectiveCost cost = MeasureAllReduce(*group_);
-  BucketChoice mine;
-  if (group_->rank() == source) {
-    // A parameter without a gradient was ready at the beginning.
-    TakeDeviceTimes();
-    std::vector<double> ready_ns(parameters_.size(), 0);
-    for (size_t i = 0; i < ready_ns_.size(); ++i) {
-      ready_ns[i] = static_cast<double>(
-          std::max<int64_t>(0, ready_ns_[i] - current_times_.first_gradient_ns));
-    }
-    absl::StatusOr<BucketChoice> choice =
-        ChooseBuckets(descriptions_, core_.RecordedOrder(), ready_ns, cost);
-    if (!choice.ok()) throw ConfigurationError(std::string(choice.status().message()));
-    mine = *choice;
-  }
-  const BucketChoice choice = BroadcastChoice(mine, source, *group_);
-  LOG_IF(INFO, group_->rank() == source) << "bucket_cap_mb=auto: " << choice.ToString();
-  return choice;
-}
-
 // ---- Errors.
 
 void Reducer::Break(const std::string& reason) {
   core_.Break(reason);
-  group_->report_failure(reason);
-  buckets_->Abandon();
+  ReportFailure();
 }
 
 void Reducer::Rethrow(const std::string& about) {

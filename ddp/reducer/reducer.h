@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,7 +10,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "ddp/comm/communicator.h"
@@ -19,7 +17,6 @@
 #include "ddp/common/grad_bucket.h"
 #include "ddp/reducer/backward_watch.h"
 #include "ddp/reducer/buckets/bucket_plan.h"
-#include "ddp/reducer/buckets/bucket_tuning.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
 #include "ddp/reducer/buckets/parameter_uses.h"
 #include "ddp/reducer/comm_hook_launcher.h"
@@ -63,11 +60,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
     std::vector<int64_t> initial_limits_bytes;  // in the order of filling; see BucketLimits()
     std::vector<int64_t> rebuild_limits_bytes;  // the same, for rebuilt buckets
     bool last_bucket_is_small = false;          // true: a rebuild fills the last bucket first
-    // When true, a rebuild of rebuilt buckets picks the limits itself, and the first rebuild asks
-    // for a second one. The ranks measure all-reduces then. A failure before the second rebuild
-    // leaves the limits above, until RequestRebuild().
-    bool tune_buckets = false;
-    std::optional<BucketPlan> plan = {};  // set: used first, and rebuilt on request only
+    std::optional<BucketPlan> plan = {};        // set: used first, and rebuilt on request only
     bool find_unused_parameters = false;
     bool static_graph = false;
     bool skip_unused_buckets = false;
@@ -191,23 +184,6 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // EndForward() when the forward reaches no parameter. May throw.
   void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }
 
-  // The end of one bucket's part in a pass, on this rank.
-  enum class BucketOutcome : uint8_t {
-    kReduced,   // the averages are the gradients of the bucket's parameters
-    kSkipped,   // no rank used the bucket: its gradients are unchanged
-    kShadowed,  // this rank has joined: its gradients are unchanged
-  };
-  // Called when the gradients of a bucket are final in this pass: once for each bucket of plan(),
-  // in plan order, before the callback of set_on_complete() and on the same thread. On a joined
-  // rank, called within Shadow(). May change the bucket's parameters and gradients, as an optimizer
-  // does. May use collectives, in an order that is the same on all ranks. An exception ends the
-  // pass on all ranks. A later bucket of the pass may still fail: the calls for the buckets before
-  // it stay.
-  using OnBucketComplete = std::function<void(int bucket, BucketOutcome outcome)>;
-  void set_on_bucket_complete(OnBucketComplete on_bucket_complete) {
-    on_bucket_complete_ = std::move(on_bucket_complete);
-  }
-
   // Called with a parameter's name when its gradient comes from a backward through no forward of
   // this reducer. Such a gradient stays on this rank. Once for each such backward.
   void set_on_bare_backward(std::function<void(const std::string&)> on_bare_backward) {
@@ -238,8 +214,6 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   std::vector<std::vector<std::string>> plan_names() const { return plan().Names(Names()); }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   bool rebuilt() const { return core_.rebuilt(); }
-  // The choice of Options::tune_buckets; nullopt: none yet.
-  const std::optional<BucketChoice>& choice() const { return choice_; }
   const std::string& hook_name() const { return hook_.name(); }
   // Properties of the last pass.
   const std::vector<int>& ready_order() const { return core_.last_order(); }
@@ -273,7 +247,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   void AgreeOnPlan();
   void ResolveDoubt(const PlanComparison& comparison);
   void Prove();
-  void SetPlan(BucketPlan plan, bool collective = true);
+  void SetPlan(BucketPlan plan, PassCore::PlanState state, bool collective = true);
   void SetMapCarrier();
 
   void SearchGraph();
@@ -283,27 +257,26 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // Does the actions of the core until there are none.
   void Run();
   void Do(const PassAction& action);
-  bool DoInBucket(const PassAction& action);
-  bool DoAtBeginning(const PassAction& action);
-  void DoAtEnd(const PassAction& action);
+  void DoOrThrow(const PassAction& action);
+  void CallAtEnd(void (Reducer::*function)());
+  void AnnouncePass();
+  void BeginPass();
+  void Finish();
+  void CompletePass();
+  void ReportFailure();
   std::string About(const PassAction& action) const;
   void AgreeOnSkipped();
-  void LogUnused(DebugLevel least) const;
-  void TellUnused();
+  void TellUnused(DebugLevel least);
 
   void JoinStreams(int bucket);
-  void Launch(int bucket);
+  void LaunchOrSkip(const PassAction& action);
   void Wait(int bucket);
   void WaitAndCopyOut(int bucket);
-  void Discard(const PassAction& action);
   void StartUsedMap();
   void WaitUsedMap();
   void TakeUsedMap(int bucket);
   void RebuildBuckets(int source);
   BucketPlan PlanForRebuild() const;
-  void NoteReady(int parameter);
-  void TakeDeviceTimes();
-  BucketChoice Choose(int source);
 
   // In a catch block: reports the failure to the peers, which wait for this rank, and throws the
   // same text.
@@ -324,7 +297,6 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   std::function<void()> on_first_pass_;
   std::function<void()> on_doubt_;
   std::function<void()> on_complete_;
-  OnBucketComplete on_bucket_complete_;
   std::function<void(const std::string&)> on_bare_backward_;
   std::function<bool(const std::vector<int>&)> on_unused_;
   std::vector<int> told_unused_;  // those of the last on_unused_ that returned true
@@ -357,11 +329,6 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   int64_t complete_passes_ = 0;
   DeviceProof proof_;  // of the last one; null: the host has waited for the sums
   PassRecord::Doubt doubt_ = PassRecord::Doubt::kNone;
-
-  // With Options::tune_buckets.
-  std::vector<int64_t> ready_ns_;  // of each gradient, in a pass whose end picks the limits
-  std::map<int, c10::Event> ready_events_;  // the same on a device, where the host is ahead
-  std::optional<BucketChoice> choice_;
 
   StreamsUsed streams_;  // of the gradients of the current pass
   bool on_device_ = false;

@@ -53,13 +53,9 @@ void PassCore::Reset(int rank, bool unsettled) {
   Abandon();
 }
 
-void PassCore::SetFirstPlan(const BucketPlan& plan, bool given) {
-  given_plan_ = given;
-  rebuilt_ = given;
-  SetPlan(plan);
-}
-
-void PassCore::SetPlan(const BucketPlan& plan) {
+void PassCore::SetPlan(const BucketPlan& plan, PlanState state) {
+  if (state == PlanState::kRebuilt) rebuild_requested_ = false;
+  if (state != PlanState::kRebuilt || plan_state_ == PlanState::kFirst) plan_state_ = state;
   members_.clear();
   for (const BucketPlan::Bucket& bucket : plan.buckets()) {
     for (const int parameter : bucket.parameters) {
@@ -280,9 +276,11 @@ bool PassCore::CarriesMap(size_t bucket) const {
 
 PassParts PassCore::PartsOfNextPass() const {
   const bool dynamic = finds_unused();
-  // Until the ranks agree on it, a rebuilt plan counts as none. OnPlanAgreed() takes that back.
-  const bool rebuilt = rebuilt_ && (!unsettled_ || given_plan_);
-  return {.rebuild_after = rebuild_requested_ || (!rebuilt && !dynamic),
+  // Until the ranks agree on rebuilt buckets, they count as first ones. OnPlanAgreed() takes that
+  // back.
+  const bool first =
+      plan_state_ == PlanState::kFirst || (plan_state_ == PlanState::kRebuilt && unsettled_);
+  return {.rebuild_after = rebuild_requested_ || (first && !dynamic),
           .used_map_after = must_count() || (dynamic && !options_.skip_unused_buckets),
           .used_map_before = dynamic && options_.skip_unused_buckets};
 }
@@ -310,7 +308,7 @@ void PassCore::OnFirstPassReady() {
 
 void PassCore::OnPlanAgreed(bool equal, bool rebuild_requested) {
   unsettled_ = false;
-  if (!equal || !rebuilt_) return Add(Kind::kTakeFirstPlan);
+  if (!equal || !rebuilt()) return Add(Kind::kTakeFirstPlan);
   if (!rebuild_requested) parts_.rebuild_after = false;
   Begin();
 }
@@ -545,11 +543,6 @@ void PassCore::EndOfPass() {
   // The rebuild is here because all ranks reach this point after the same collectives, whatever
   // they do between backwards.
   if (parts_.rebuild_after) Add(Kind::kRebuild, start_.source);
-}
-
-void PassCore::OnRebuilt() {
-  rebuilt_ = true;
-  rebuild_requested_ = false;
 }
 
 void PassCore::OnComplete(const std::vector<ForwardPtr>& passed) {

@@ -43,7 +43,7 @@ struct PassAction {
     kWaitAndCopyOut,  // (bucket) the same, and make the sums the parameters' gradients
     kDiscard,         // (bucket) leave the gradients as they are
     kForgetLaunched,  // release the reductions
-    kRebuild,         // agree on new buckets -> SetPlan(), OnRebuilt()
+    kRebuild,         // agree on new buckets -> SetPlan()
     kComplete,        // the pass is complete -> OnComplete(), before the callback
     kReport,          // report error() to the other ranks
     kReportAndThrow,  // report error() to the other ranks, and throw it
@@ -135,11 +135,17 @@ class PassCore {
   // Returns to idle. `unsettled`: after a failure, when other ranks may have other buckets; the
   // next pass begins with an agreement on them.
   void Reset(int rank, bool unsettled);
-  // Sets the buckets of the beginning. `given`: the caller's own, which are rebuilt on request
-  // only.
-  void SetFirstPlan(const BucketPlan& plan, bool given);
-  // Sets the buckets from now on.
-  void SetPlan(const BucketPlan& plan);
+  // Which buckets the reducer has, and whether the next pass ends with new ones (kRebuild). With
+  // find_unused_parameters only a request rebuilds. After a failure, the next pass begins with an
+  // agreement on the buckets (kAgreeOnPlan), and other ranks may still have those of the beginning.
+  //
+  //   state      buckets                          the next pass rebuilds   after a failure
+  //   kFirst     of the beginning                 always                   always
+  //   kGiven     the caller's own, also rebuilt   on request               on request
+  //   kRebuilt   in the order of gradients        on request               unless all have them
+  enum class PlanState : uint8_t { kFirst, kGiven, kRebuilt };
+  // Sets the buckets from now on. kRebuilt answers kRebuild, and leaves kGiven as it is.
+  void SetPlan(const BucketPlan& plan, PlanState state);
   // Sets the number of rounds that the reduction of a bucket takes, at least 1. All ranks set the
   // same number, before the first pass.
   void SetRounds(int rounds);
@@ -189,7 +195,6 @@ class PassCore {
   void OnFirstPlanTaken() { Begin(); }
   // `sums`: how many ranks use each parameter. Empty: every parameter is used.
   void OnUsedMap(const std::vector<int32_t>& sums);
-  void OnRebuilt();
   // All gradients have come, and the backward has ended.
   void Finish();
   // The program finalizes the pass. `within`: it may do so within the backward too, once all
@@ -227,7 +232,8 @@ class PassCore {
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
   int rounds() const { return rounds_; }
   bool must_count() const { return options_.static_graph && !counted_; }
-  bool rebuilt() const { return rebuilt_; }
+  PlanState plan_state() const { return plan_state_; }
+  bool rebuilt() const { return plan_state_ != PlanState::kFirst; }
   bool rebuild_requested() const { return rebuild_requested_; }
   bool can_set_static_graph() const { return can_set_static_graph_; }
   int64_t passes() const { return static_cast<int64_t>(pass_); }
@@ -279,7 +285,6 @@ class PassCore {
   }
   PassParts PartsOfNextPass() const;
   void BeginPass(std::vector<int> unused, Then then);
-  void Settle();
   void Begin();
   void NoteUnused();
   void AgreeOnUnused();
@@ -316,8 +321,7 @@ class PassCore {
   // The plan.
   std::vector<int> bucket_of_;             // by parameter
   std::vector<std::vector<int>> members_;  // by bucket
-  bool given_plan_ = false;
-  bool rebuilt_ = false;
+  PlanState plan_state_ = PlanState::kFirst;
   bool rebuild_requested_ = false;
   bool unsettled_ = false;  // after a failure: other ranks may have other buckets
   bool announced_ = false;

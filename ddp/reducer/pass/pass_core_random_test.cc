@@ -154,7 +154,7 @@ class Rank {
     next_collective_ = 0;
     done_ = true;
     core_->Reset(number_, true);
-    core_->SetPlan(MakePlan(plan_, world_.parameters));
+    core_->SetPlan(MakePlan(plan_, world_.parameters), core_->plan_state());
   }
 
   PassCore& core() { return *core_; }
@@ -173,7 +173,7 @@ class Rank {
 
   void TakeFirstPlan() {
     TakePlan(world_.first_plan);
-    core_->SetFirstPlan(MakePlan(plan_, world_.parameters), false);
+    core_->SetPlan(MakePlan(plan_, world_.parameters), PassCore::PlanState::kFirst);
   }
 
   void NextEvent(const Step& step) {
@@ -408,8 +408,7 @@ class Rank {
     return WaitFor(action, next_collective_ - 1, [this](const Collective& rebuild) {
       rebuilding_ = false;
       TakePlan(rebuild.plan);
-      core_->SetPlan(MakePlan(plan_, world_.parameters));
-      core_->OnRebuilt();
+      core_->SetPlan(MakePlan(plan_, world_.parameters), PassCore::PlanState::kRebuilt);
     });
   }
 

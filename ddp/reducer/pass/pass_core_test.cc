@@ -24,6 +24,7 @@ namespace ddp::internal {
 namespace {
 
 using Kind = PassAction::Kind;
+using PlanState = PassCore::PlanState;
 using Words = std::vector<std::string>;
 
 int Number(const std::string& text) {
@@ -124,7 +125,7 @@ class Story : public testing::StoryPlayer {
     core_.emplace(names, options);
     for (int i = 0; i < parameters_; ++i) others_use_.push_back(i);
     core_->Reset(0, false);
-    core_->SetFirstPlan(Plan(), given_);
+    core_->SetPlan(Plan(), given_ ? PlanState::kGiven : PlanState::kFirst);
     core_->SetRounds(rounds);
     core_->SetAnnounced(announced);
     core_->SetMapCarrier(carrier);
@@ -191,8 +192,8 @@ class Story : public testing::StoryPlayer {
       const bool failure = words.size() > 1;
       core_->Reset(0, failure);
       at_end_.clear();
-      if (failure) return core_->SetPlan(Plan());
-      return core_->SetFirstPlan(Plan(), given_);
+      if (failure) return core_->SetPlan(Plan(), core_->plan_state());
+      return core_->SetPlan(Plan(), given_ ? PlanState::kGiven : PlanState::kFirst);
     }
     FAIL() << "unknown event " << what;
   }
@@ -299,7 +300,7 @@ class Story : public testing::StoryPlayer {
       case Kind::kAgreeOnPlan:
         return core_->OnPlanAgreed(std::exchange(equal_, true), false);
       case Kind::kTakeFirstPlan:
-        core_->SetFirstPlan(Plan(), given_);
+        core_->SetPlan(Plan(), given_ ? PlanState::kGiven : PlanState::kFirst);
         return core_->OnFirstPlanTaken();
       case Kind::kWaitUsedMap:
       case Kind::kTakeUsedMap: {
@@ -309,8 +310,7 @@ class Story : public testing::StoryPlayer {
         return core_->OnUsedMap(sums);
       }
       case Kind::kRebuild:
-        core_->SetPlan(Plan());
-        return core_->OnRebuilt();
+        return core_->SetPlan(Plan(), PlanState::kRebuilt);
       case Kind::kComplete:
         return core_->OnComplete(watched_ ? passed_ : none_);
       default:
