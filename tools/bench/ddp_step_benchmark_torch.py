@@ -239,7 +239,7 @@ def steps(subject, x, count, barrier):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="one rank of tools/bench/ddp_step_benchmark")
+    parser = argparse.ArgumentParser(description="one rank of tools/bench/report")
     parser.add_argument("--model", choices=MODELS, default="chain")
     parser.add_argument("--layers", type=int, required=True)
     parser.add_argument("--width", type=int, required=True)

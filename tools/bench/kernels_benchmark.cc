@@ -1,73 +1,57 @@
-// Compares the kernels of ddp/comm/kernels with memcpy, in one run.
+// The kernels of ddp/comm/kernels beside memcpy.
 //
-//   bazel run --config=opt //tools/bench:kernels_benchmark
+//   bazel run --config=opt //tools/bench:kernels_benchmark -- --benchmark_repetitions=21
+//       --benchmark_enable_random_interleaving --benchmark_report_aggregates_only
 //
-// Two threads stand for two ranks, each on a processor of its own. In every round, all subjects
-// take turns, so that a slower machine is slower for all of them. A time is that of the slower
-// thread. A figure is the median over the rounds, with the first and the third quartile. A ratio is
-// the median of the rounds' own ratios.
+// Two threads stand for two ranks, each on a processor of its own. A time is the mean of both. The
+// repetitions of all subjects take turns at random, so that a slower machine is slower for all of
+// them. Reductions are in place: each thread reduces a half of all buffers. Conversions are of a
+// buffer for each thread.
 
-#include <gflags/gflags.h>
+#include <benchmark/benchmark.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-#include <algorithm>
-#include <barrier>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
 #include <vector>
 
-#include "base/clock.h"
 #include "ddp/comm/kernels/compress.h"
 #include "ddp/comm/kernels/element_type.h"
 #include "ddp/comm/kernels/reduce.h"
 
-DEFINE_int32(rounds, 21, "rounds of every measurement");
-DEFINE_int32(reduce_mib, 64, "MiB of each reduced buffer");
-DEFINE_int32(compress_mb, 25, "MB of floats in each compressed buffer");
-
 namespace ddp {
 namespace {
 
+using benchmark::State;
 using internal::ElementType;
 
 constexpr int kThreads = 2;
-constexpr size_t kAlignment = 4096;
+constexpr size_t kBytes = size_t{64} << 20;  // of each reduced buffer
+constexpr size_t kPart = kBytes / kThreads;
+constexpr size_t kFloats = 25'000'000 / sizeof(float);  // of each converted buffer
 
-// Memory whose pages are there already. Zeros, which are numbers of any type.
-class Buffer {
- public:
-  explicit Buffer(size_t bytes)
-      : data_(static_cast<std::byte*>(
-            aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment))) {
-    if (data_ == nullptr) abort();
-    std::memset(data_.get(), 0, bytes);
-  }
+// Returns memory whose pages are there already. Zeros, which are numbers of any type.
+std::byte* Buffer(int number) {
+  static const std::array<std::byte*, 3 * kThreads> buffers = [] {
+    std::array<std::byte*, 3 * kThreads> made{};
+    for (std::byte*& buffer : made) {
+      buffer = static_cast<std::byte*>(aligned_alloc(4096, kBytes));
+      if (buffer == nullptr) abort();
+      std::memset(buffer, 0, kBytes);
+    }
+    return made;
+  }();
+  return buffers[number];
+}
 
-  template <class T = std::byte>
-  T* as() const {
-    return reinterpret_cast<T*>(data_.get());
-  }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const { free(data); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
-};
-
-struct Subject {
-  std::string name;
-  std::function<void(int thread)> run;
-  std::vector<double> ms;  // one of each round
-};
+float* Floats(const State& state) { return reinterpret_cast<float*>(Buffer(state.thread_index())); }
+uint16_t* Shorts(const State& state) {
+  return reinterpret_cast<uint16_t*>(Buffer(kThreads + state.thread_index()));
+}
 
 void PinTo(int thread) {
   cpu_set_t allowed;
@@ -82,102 +66,43 @@ void PinTo(int thread) {
   }
 }
 
-// Runs all subjects in turn, after one round that is not measured.
-void Measure(std::vector<Subject>& subjects) {
-  std::barrier meeting(kThreads);
-  const auto work = [&](int thread) {
-    PinTo(thread);
-    for (int round = 0; round <= FLAGS_rounds; ++round) {
-      for (Subject& subject : subjects) {
-        meeting.arrive_and_wait();
-        const int64_t start = MonotonicNanoseconds();
-        subject.run(thread);
-        meeting.arrive_and_wait();
-        const double ms = (MonotonicNanoseconds() - start) / 1e6;
-        if (thread == 0 && round > 0) subject.ms.push_back(ms);
-      }
-    }
-  };
-  std::thread second(work, 1);
-  std::thread first(work, 0);
-  first.join();
-  second.join();
-}
-
-struct Quartiles {
-  double low = 0;
-  double median = 0;
-  double high = 0;
-};
-
-Quartiles QuartilesOf(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t last = values.size() - 1;
-  return {values[last / 4], values[last / 2], values[last * 3 / 4]};
-}
-
-// Prints each subject's time and its ratio to the first subject.
-void Print(const std::string& title, const std::vector<Subject>& subjects) {
-  printf("\n%s\n", title.c_str());
-  for (const Subject& subject : subjects) {
-    std::vector<double> ratios;
-    for (size_t i = 0; i < subject.ms.size(); ++i) {
-      ratios.push_back(subject.ms[i] / subjects[0].ms[i]);
-    }
-    const Quartiles time = QuartilesOf(subject.ms);
-    const Quartiles ratio = QuartilesOf(ratios);
-    printf("  %-44s %8.2f ms [%.2f..%.2f]   %.2f [%.2f..%.2f]\n", subject.name.c_str(), time.median,
-           time.low, time.high, ratio.median, ratio.low, ratio.high);
+// Runs `kernel` in each iteration, on the thread's own processor.
+template <class Kernel>
+void Time(State& state, const Kernel& kernel) {
+  cpu_set_t before;
+  sched_getaffinity(0, sizeof(before), &before);
+  PinTo(state.thread_index());
+  for (auto _ : state) {
+    kernel();
+    benchmark::ClobberMemory();
   }
+  sched_setaffinity(0, sizeof(before), &before);  // the first thread runs all benchmarks
 }
 
-// Both threads reduce a half of all buffers in place.
-Subject Reduction(const std::string& name, ElementType type, size_t bytes,
-                  std::vector<std::byte*> buffers, double factor = 1) {
-  return {name, [=](int thread) {
-            const size_t count = bytes / SizeOf(type) / kThreads;
-            std::vector<const std::byte*> inputs;
-            std::vector<std::byte*> outputs;
-            for (std::byte* buffer : buffers) {
-              outputs.push_back(buffer + thread * (bytes / kThreads));
-              inputs.push_back(outputs.back());
-            }
-            ReduceTree(internal::ReduceKind::kSum, type, inputs, outputs, count, factor);
-          }};
+void Copy(State& state, size_t bytes) {
+  Time(state, [&] { std::memcpy(Shorts(state), Floats(state), bytes); });
 }
 
-void BenchmarkReduce() {
-  const size_t bytes = static_cast<size_t>(FLAGS_reduce_mib) << 20;
-  std::vector<Buffer> memory;
-  for (int i = 0; i < 4; ++i) memory.emplace_back(bytes);
-  std::byte* const a = memory[0].as();
-  std::byte* const b = memory[1].as();
-  std::byte* const c = memory[2].as();
-  std::byte* const d = memory[3].as();
-  std::vector<Subject> subjects;
-  subjects.push_back({"memcpy, each thread a whole buffer", [=](int thread) {
-                        std::memcpy(thread == 0 ? c : d, thread == 0 ? a : b, bytes);
-                      }});
-  subjects.push_back(Reduction("float, 2 buffers", ElementType::kFloat, bytes, {a, b}));
-  subjects.push_back(
-      Reduction("float, 2 buffers, with a factor", ElementType::kFloat, bytes, {a, b}, 1.0 / 3));
-  subjects.push_back(Reduction("double, 2 buffers", ElementType::kDouble, bytes, {a, b}));
-  subjects.push_back(Reduction("bfloat16, 2 buffers", ElementType::kBfloat16, bytes, {a, b}));
-  subjects.push_back(Reduction("half, 2 buffers", ElementType::kHalf, bytes, {a, b}));
-  subjects.push_back(Reduction("int32, 2 buffers", ElementType::kInt32, bytes, {a, b}));
-  subjects.push_back(Reduction("float, 3 buffers", ElementType::kFloat, bytes, {a, b, c}));
-  subjects.push_back(Reduction("float, 4 buffers", ElementType::kFloat, bytes, {a, b, c, d}));
-  // Out of place: each thread reads a half of two buffers, and writes it to both others.
-  subjects.push_back({"float, 2 buffers into 2 others", [=](int thread) {
-                        const size_t start = thread * (bytes / kThreads);
-                        const std::byte* const from[] = {a + start, b + start};
-                        std::byte* const to[] = {c + start, d + start};
-                        ReduceTree(internal::ReduceKind::kSum, ElementType::kFloat, from, to,
-                                   bytes / kThreads / sizeof(float));
-                      }});
-  Measure(subjects);
-  Print("Sum of buffers of " + std::to_string(FLAGS_reduce_mib) + " MiB in place, by two threads",
-        subjects);
+void Reduce(State& state, ElementType type, int buffers, double factor) {
+  std::vector<const std::byte*> inputs;
+  std::vector<std::byte*> outputs;
+  for (int i = 0; i < buffers; ++i) {
+    outputs.push_back(Buffer(i) + state.thread_index() * kPart);
+    inputs.push_back(outputs.back());
+  }
+  const size_t count = kPart / SizeOf(type);
+  Time(state,
+       [&] { ReduceTree(internal::ReduceKind::kSum, type, inputs, outputs, count, factor); });
+}
+
+// Each thread reads a half of two buffers, and writes it to both others.
+void ReduceOutOfPlace(State& state) {
+  const size_t start = state.thread_index() * kPart;
+  const std::byte* const from[] = {Buffer(0) + start, Buffer(1) + start};
+  std::byte* const to[] = {Buffer(2) + start, Buffer(3) + start};
+  Time(state, [&] {
+    ReduceTree(internal::ReduceKind::kSum, ElementType::kFloat, from, to, kPart / sizeof(float));
+  });
 }
 
 // Rounds to nearest even, one number at a time. For numbers that are not NaN.
@@ -187,67 +112,46 @@ uint16_t RoundToBfloat16(float value) {
   return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 
-void BenchmarkCompress() {
-  const size_t count = static_cast<size_t>(FLAGS_compress_mb) * 1000000 / sizeof(float);
-  std::vector<Buffer> from, to, scratch;
-  for (int i = 0; i < kThreads; ++i) {
-    from.emplace_back(count * sizeof(float));
-    to.emplace_back(count * sizeof(float));
-    scratch.emplace_back(count * sizeof(float));
-  }
-  const auto floats = [&](int thread) { return from[thread].as<float>(); };
-  const auto shorts = [&](int thread) { return to[thread].as<uint16_t>(); };
-  std::vector<Subject> subjects;
-  subjects.push_back({"memcpy of the floats", [&](int thread) {
-                        std::memcpy(to[thread].as(), floats(thread), count * sizeof(float));
-                      }});
-  subjects.push_back({"bfloat16, three steps: copy, scale, round", [&](int thread) {
-                        float* const copy = scratch[thread].as<float>();
-                        std::memcpy(copy, floats(thread), count * sizeof(float));
-                        for (size_t i = 0; i < count; ++i) copy[i] *= 0.3f;
-                        uint16_t* const result = shorts(thread);
-                        for (size_t i = 0; i < count; ++i) result[i] = RoundToBfloat16(copy[i]);
-                      }});
-  subjects.push_back({"Divided as bfloat16, by 2", [&](int thread) {
-                        internal::DivideAs(ElementType::kBfloat16, floats(thread), 2, count,
-                                           shorts(thread));
-                      }});
-  subjects.push_back({"Divided as bfloat16, by 3", [&](int thread) {
-                        internal::DivideAs(ElementType::kBfloat16, floats(thread), 3, count,
-                                           shorts(thread));
-                      }});
-  subjects.push_back({"Divided as half, by 2", [&](int thread) {
-                        internal::DivideAs(ElementType::kHalf, floats(thread), 2, count,
-                                           shorts(thread));
-                      }});
-  subjects.push_back({"Widened from bfloat16", [&](int thread) {
-                        internal::WidenFrom(ElementType::kBfloat16, shorts(thread), count,
-                                            floats(thread));
-                      }});
-  subjects.push_back({"Widened from half", [&](int thread) {
-                        internal::WidenFrom(ElementType::kHalf, shorts(thread), count,
-                                            floats(thread));
-                      }});
-  Measure(subjects);
-  Print(
-      "Conversion of " + std::to_string(FLAGS_compress_mb) + " MB of floats by each of two threads",
-      subjects);
+// The conversion to bfloat16 in three steps: copy, scale, round.
+void ThreeSteps(State& state) {
+  auto* const copy = reinterpret_cast<float*>(Buffer(2 * kThreads + state.thread_index()));
+  Time(state, [&] {
+    std::memcpy(copy, Floats(state), kFloats * sizeof(float));
+    for (size_t i = 0; i < kFloats; ++i) copy[i] *= 0.3f;
+    for (size_t i = 0; i < kFloats; ++i) Shorts(state)[i] = RoundToBfloat16(copy[i]);
+  });
 }
 
-int Main() {
-  double load = 0;
-  getloadavg(&load, 1);
-  printf("load average %.2f; median [first..third quartile]; ratio to memcpy in the same round\n",
-         load);
-  BenchmarkReduce();
-  BenchmarkCompress();
-  return 0;
+void DivideAs(State& state, ElementType type, int divisor) {
+  Time(state, [&] { internal::DivideAs(type, Floats(state), divisor, kFloats, Shorts(state)); });
 }
+
+void WidenFrom(State& state, ElementType type) {
+  Time(state, [&] { internal::WidenFrom(type, Shorts(state), kFloats, Floats(state)); });
+}
+
+#define DDP_KERNEL(...) \
+  BENCHMARK_CAPTURE(__VA_ARGS__)->Threads(kThreads)->UseRealTime()->Unit(benchmark::kMillisecond)
+
+DDP_KERNEL(Copy, 64_MiB, kBytes);
+DDP_KERNEL(Reduce, float_2_buffers, ElementType::kFloat, 2, 1);
+DDP_KERNEL(Reduce, float_2_buffers_with_a_factor, ElementType::kFloat, 2, 1.0 / 3);
+DDP_KERNEL(Reduce, double_2_buffers, ElementType::kDouble, 2, 1);
+DDP_KERNEL(Reduce, bfloat16_2_buffers, ElementType::kBfloat16, 2, 1);
+DDP_KERNEL(Reduce, half_2_buffers, ElementType::kHalf, 2, 1);
+DDP_KERNEL(Reduce, int32_2_buffers, ElementType::kInt32, 2, 1);
+DDP_KERNEL(Reduce, float_3_buffers, ElementType::kFloat, 3, 1);
+DDP_KERNEL(Reduce, float_4_buffers, ElementType::kFloat, 4, 1);
+DDP_KERNEL(ReduceOutOfPlace, float_2_buffers_into_2_others);
+DDP_KERNEL(Copy, 25_MB, kFloats * sizeof(float));
+DDP_KERNEL(ThreeSteps, bfloat16);
+DDP_KERNEL(DivideAs, bfloat16_by_2, ElementType::kBfloat16, 2);
+DDP_KERNEL(DivideAs, bfloat16_by_3, ElementType::kBfloat16, 3);
+DDP_KERNEL(DivideAs, half_by_2, ElementType::kHalf, 2);
+DDP_KERNEL(WidenFrom, bfloat16, ElementType::kBfloat16);
+DDP_KERNEL(WidenFrom, half, ElementType::kHalf);
 
 }  // namespace
 }  // namespace ddp
 
-int main(int argc, char** argv) {
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  return ddp::Main();
-}
+BENCHMARK_MAIN();

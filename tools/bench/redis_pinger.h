@@ -3,14 +3,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/clock.h"
-#include "base/unique_fd.h"
 
 namespace ddp::bench {
 
@@ -19,16 +16,16 @@ namespace ddp::bench {
 // connections are spread evenly over the interval, about as those of heartbeats are. The cost of
 // the PINGs is the least that a server can spend on as many requests over as many connections.
 //
-// The pinger borrows the sockets of other objects. Their owners must not use them from Create()
-// until Run() returns, and every request that they sent before must be answered within 300 ms. A
-// socket with an unread reply for its owner is left alone.
+// The pinger borrows the sockets of other objects. Their owners must not use them from the
+// constructor until Run() returns, and every request that they sent before must be answered within
+// 300 ms. A socket with an unread reply for its owner is left alone.
 //
 // Thread-compatible. Blocks its caller.
 class RedisPinger {
  public:
   // Waits 300 ms, and then takes all IPv4 TCP sockets of this process that are connected to `port`
-  // and have nothing to read. Errors: kInternal (epoll).
-  static absl::StatusOr<RedisPinger> Create(int port, absl::Duration interval);
+  // and have nothing to read.
+  RedisPinger(int port, absl::Duration interval);
 
   int connections() const { return static_cast<int>(sockets_.size()); }
 
@@ -41,21 +38,14 @@ class RedisPinger {
  private:
   struct Socket {
     int fd = -1;
-    bool asked = false;
+    bool is_asked = false;
   };
 
-  RedisPinger(std::vector<Socket> sockets, UniqueFd epoll, absl::Duration interval)
-      : sockets_(std::move(sockets)), epoll_(std::move(epoll)), interval_(interval) {}
-
-  absl::Status Ask(Socket& socket);
-  absl::Status ReadUntil(absl::Time deadline, bool until_answered);
+  // Reads the reply to the last PING, if it has come.
   absl::Status Read(Socket& socket);
 
   std::vector<Socket> sockets_;
-  UniqueFd epoll_;
   absl::Duration interval_;
-  MonotonicClock clock_;
-  int64_t asked_ = 0;
   int64_t answered_ = 0;
 };
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,11 +27,7 @@ class RedisPingerTest : public ::testing::Test {
     for (int i = 0; i < kConnections; ++i) connections_.push_back(redis_->Connect());
   }
 
-  RedisPinger Pinger() const {
-    absl::StatusOr<RedisPinger> pinger = RedisPinger::Create(redis_->endpoint().port, kInterval);
-    EXPECT_TRUE(pinger.ok()) << pinger.status();
-    return *std::move(pinger);
-  }
+  RedisPinger Pinger() const { return RedisPinger(redis_->endpoint().port, kInterval); }
 
   const std::unique_ptr<RedisFixture> redis_ = RedisFixture::StartTcp();
   std::vector<std::unique_ptr<store::RedisConnection>> connections_;

@@ -5,15 +5,12 @@ import os
 import shutil
 import subprocess
 
-import benchmark_tools as tools
-import ddp_step_benchmark as steps
-from reporting import figures, svg
-from reporting.context import NotRun, seconds_of
-from reporting.disturbance import Watch
-from reporting.document import Table
+from reporting import figures, processes, svg
+from reporting.disturbance import CollectiveWorkers, Watch, seconds_of
 from reporting.figures import Rounds
+from reporting.processes import BenchmarkError, NotRun
 
-MPI_SOURCE = os.path.join(steps.HERE, "collective_benchmark_mpi.c")
+MPI_SOURCE = os.path.join(processes.BENCH, "collective_benchmark_mpi.c")
 COLLECTIVES = ["allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall"]
 SIZES = [4**power for power in range(1, 15)]  # 4 B to 256 MiB
 # Of a rank of two, and of all ranks where there are more: buffers of more would not fit a small
@@ -43,27 +40,6 @@ def name_of(subject):
     return f"{name}, registered" if memory == "registered" else name
 
 
-class Workers(steps.Ranks):
-    """One process per rank, which has all of LibTorch's backends that are compared."""
-
-    def __init__(self, context, ranks, backends):
-        super().__init__("collectives", context.folder)
-        worker = context.collective_worker()
-        label = f"collectives-{ranks}"
-        barrier = steps.barrier_file(os.path.join(context.folder, f"barrier-{label}"), ranks)
-        store = os.path.join(context.folder, f"store-{label}")
-        for rank in range(ranks):
-            cpu = context.cpus[rank % len(context.cpus)]
-            command = [worker, f"--rank={rank}", f"--size={ranks}", f"--store={store}"]
-            command += [f"--barrier={barrier}", f"--backends={','.join(backends)}", f"--cpu={cpu}"]
-            self.start(label, command, steps.environment(rank, 0, ranks))
-        self.hello = None
-
-    def greet(self):
-        self.hello = self.answers("the start")[0]
-        return self.hello
-
-
 class MpiProcess:
     """mpirun, as the process of a rank is used: one pipe to it and one from it."""
 
@@ -87,17 +63,17 @@ class MpiProcess:
             self.mpirun.wait()
 
 
-class MpiWorkers(steps.Ranks):
+class MpiWorkers(processes.Ranks):
     """The same on MPI. Its ranks read pipes, since mpirun has one stdin for all."""
 
     def __init__(self, context, ranks, program):
         super().__init__("MPI", context.folder)
         prefix = os.path.join(context.folder, f"mpi-{ranks}")
-        barrier = steps.barrier_file(f"{prefix}.barrier", ranks)
+        barrier = processes.barrier_file(f"{prefix}.barrier", ranks)
         for rank in range(ranks):
             os.mkfifo(f"{prefix}.requests.{rank}")
             os.mkfifo(f"{prefix}.answers.{rank}")
-        cpus = ",".join(str(context.cpus[rank % len(context.cpus)]) for rank in range(ranks))
+        cpus = ",".join(str(context.cpu_of(rank)) for rank in range(ranks))
         self.logs = [f"{prefix}.log"] * ranks
         command = ["mpirun", "-n", str(ranks), program, prefix, barrier, cpus]
         # Open MPI refuses root and more ranks than cores without these. MPICH ignores them.
@@ -120,10 +96,7 @@ class MpiWorkers(steps.Ranks):
             raise
 
     def pids(self):
-        return tools.descendants_of(self.processes[0].pid)
-
-    def greet(self):
-        return self.answers("the start")[0]
+        return processes.descendants_of(self.processes[0].pid)
 
 
 def build_mpi(folder):
@@ -162,8 +135,8 @@ class Field:
 
     def _start(self, stack):
         names = list(dict.fromkeys([self.ours, "gloo"]))
-        workers = stack.enter_context(Workers(self.context, self.ranks, names))
-        hello = workers.greet()
+        workers = CollectiveWorkers(self.context, "collectives", self.ranks, names)
+        hello = stack.enter_context(workers).hello
         self.by_backend["memcpy"] = workers
         for name in names:
             reason = hello["backends"].get(name, "not connected")
@@ -177,9 +150,9 @@ class Field:
         try:
             program = build_mpi(self.context.folder)
             mpi = stack.enter_context(MpiWorkers(self.context, self.ranks, program))
-            self.notes.append(f"MPI: {mpi.greet()['version']}")
+            self.notes.append(f"MPI: {mpi.answers('the start')[0]['version']}")
             self.by_backend["mpi"] = mpi
-        except (NotRun, tools.BenchmarkError) as missing:
+        except (NotRun, BenchmarkError) as missing:
             self.notes.append(f"MPI: not run: {str(missing).splitlines()[0]}")
 
     def subjects(self, collective):
@@ -214,7 +187,7 @@ class Field:
         wrong = [answer["wrong"] for answer in answers or []]
         if any(wrong):
             what = f"{name_of(subject)}: {collective} of {size} bytes on {self.ranks} ranks"
-            raise tools.BenchmarkError(f"{what}: wrong elements by rank: {wrong}")
+            raise BenchmarkError(f"{what}: wrong elements by rank: {wrong}")
         return answers is not None
 
     def pids(self):
@@ -275,7 +248,7 @@ def _run_field(context, section, field):
             for size in sizes
         }
         print(f"  {collective} on {ranks} ranks: {len(sizes)} sizes", flush=True)
-        section.tables.append(_table(field, collective, found[collective]))
+        _add_table(section, field, collective, found[collective])
         file = f"{collective}-{ranks}.svg"
         section.plots[file] = _plot(collective, ranks, found[collective])
     section.tables[-len(COLLECTIVES)].notes += field.notes
@@ -286,7 +259,7 @@ def _run_field(context, section, field):
     return found
 
 
-def _table(field, collective, by_size):
+def _add_table(section, field, collective, by_size):
     """A row for the quiet rounds of each size, and one for its disturbed rounds."""
     ours = field.context.options.ours
     subjects = list(dict.fromkeys(s for rounds in by_size.values() for s in rounds.times))
@@ -295,25 +268,20 @@ def _table(field, collective, by_size):
     ratios += [(peer, subject) for peer in (GLOO, MPI) if peer in subjects for subject in mine]
     columns = ["size", "rounds", *(f"{name_of(subject)}, us" for subject in subjects)]
     columns += [f"{name_of(above)} / {name_of(below)}" for above, below in ratios]
-    table = Table(f"{collective}, {field.ranks} ranks on {len(field.context.cpus)} cores", columns)
+    title = f"{collective}, {field.ranks} ranks on {len(field.context.cpus)} cores"
+    table = section.table(title, columns)
     for size, rounds in by_size.items():
-        for disturbed in (False, True):
-            count = len(rounds.indexes(disturbed))
-            if count == 0:
-                continue
-            row = [svg.size_text(size), f"{count} {'disturbed' if disturbed else 'quiet'}"]
-            for subject in subjects:
-                row.append(figures.text(figures.scaled(rounds.seconds(subject, disturbed), 1e6)))
-            row += [figures.text(rounds.ratio(*pair, disturbed)) for pair in ratios]
-            table.rows.append(row)
-    return table
+        for which, words in rounds.kinds():
+            times = [rounds.seconds(subject, which, 1e6) for subject in subjects]
+            found = [rounds.ratio(*pair, which) for pair in ratios]
+            table.add(svg.size_text(size), words, *times, *found)
 
 
 def _plot(collective, ranks, by_size):
     lines = {}
     for size, rounds in by_size.items():
         for subject in rounds.times:
-            time = figures.scaled(rounds.seconds(subject), 1e6)
+            time = rounds.seconds(subject, False, 1e6)
             if time:
                 points = lines.setdefault(subject, [])
                 points.append((size, time.median, time.first, time.third))

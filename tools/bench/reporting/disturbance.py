@@ -1,4 +1,4 @@
-"""What other programs take of the cores of a benchmark.
+"""What other programs take of the cores of a benchmark, round by round.
 
 Two signs. The control is a thread that copies memory and never blocks: its time off the CPU went to
 something else. And the kernel counts how long each core was busy: the part that no process of the
@@ -10,11 +10,13 @@ import os
 import time
 from dataclasses import dataclass
 
-import benchmark_tools as tools
+from reporting import processes
+from reporting.figures import Rounds
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 # A shorter foreign time is within the error of the kernel's ticks.
 LEAST_FOREIGN_S = 4 * TICK_S
+COPY_BYTES, COPIES = 16 << 20, 6  # of the control in a round
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ def foreign_share(before, after, cpus):
 
 def off_cpu_share(answers):
     """The largest share of a rank's copying that it was not on a CPU; 0 without a control."""
-    return max(
-        (
-            max(0.0, 1 - answer["cpu_ns"] / max(1, answer["end_ns"] - answer["start_ns"]))
-            for answer in answers
-        ),
-        default=0.0,
-    )
+    shares = [1 - x["cpu_ns"] / max(1, x["end_ns"] - x["start_ns"]) for x in answers]
+    return max([0.0, *shares])
+
+
+def seconds_of(answers, count):
+    """The slowest rank's time of one call."""
+    return max(answer["end_ns"] - answer["start_ns"] for answer in answers) / 1e9 / count
 
 
 class Watch:
@@ -70,7 +72,7 @@ class Watch:
     def read(self):
         with open("/proc/stat", encoding="ascii") as stream:
             busy = busy_seconds(stream.read(), self.cpus)
-        own = time.process_time() + sum(tools.cpu_seconds(pid) for pid in self.pids)
+        own = time.process_time() + sum(processes.cpu_seconds(pid) for pid in self.pids)
         return Reading(time.monotonic(), busy, own)
 
     def begin(self):
@@ -79,3 +81,43 @@ class Watch:
     def end(self, control):
         """The disturbance since begin(), given the control's answers: the larger of both signs."""
         return max(foreign_share(self.begun, self.read(), len(self.cpus)), off_cpu_share(control))
+
+
+class CollectiveWorkers(processes.Ranks):
+    """Ranks of collective_benchmark_worker, each pinned to a core."""
+
+    def __init__(self, context, label, ranks, backends):
+        super().__init__(label, context.folder)
+        worker = context.program("collective-worker")
+        place = os.path.join(context.folder, f"{label}-{ranks}")
+        barrier = processes.barrier_file(f"{place}.barrier", ranks)
+        for rank in range(ranks):
+            command = [worker, f"--rank={rank}", f"--size={ranks}", f"--store={place}.store"]
+            command += [f"--barrier={barrier}", f"--backends={','.join(backends)}"]
+            command += [f"--cpu={context.cpu_of(rank)}"]
+            self.start(f"{label}-{ranks}", command, processes.environment(rank, 0, ranks))
+        self.hello = self.answers("the start")[0]
+
+
+class Referee(CollectiveWorkers):
+    """The control: a process per core that copies memory, all at the same time, in every round."""
+
+    def __init__(self, context):
+        super().__init__(context, "control", 2, [])
+        self.cpus = context.cpus
+        self.rounds = Rounds()
+
+    def copy(self):
+        """Returns (seconds of one copy, the answers)."""
+        answers = self.ask(f"time memcpy copy {COPY_BYTES} private {COPIES}")
+        return seconds_of(answers, COPIES), answers
+
+    def measure(self, count, sides, once, control):
+        """Adds `count` rounds. once(turn) returns subject -> seconds; `control` names the copy."""
+        watch = Watch([pid for side in [self, *sides] for pid in side.pids()], self.cpus)
+        for turn in range(count):
+            watch.begin()
+            copy_s, answers = self.copy()
+            times = once(turn)
+            self.rounds.add({**times, control: copy_s}, watch.end(answers))
+        return self.rounds

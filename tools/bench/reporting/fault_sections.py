@@ -1,10 +1,8 @@
-"""What the job survives: simulated faults, and damaged checkpoints."""
+"""What a job survives: simulated faults, and damaged checkpoints."""
 
 import re
 
-from reporting.context import build_of, require
-from reporting.document import Table
-from reporting.job_sections import run_program
+from reporting.processes import run_program
 
 ALL = "all"  # the last row of each table here
 SEEDS_LINE = re.compile(r"^ *(\d+) seeds of (\d+) hosts or more: (\d+) agents", re.MULTILINE)
@@ -26,14 +24,14 @@ def parse_simulation(text):
 
 def run_faults(context, section):
     """Jobs under simulated time and network. A job that breaks a requirement is an error."""
-    require(context.options.simulate, build_of("//testing/simulator:simulate"))
-    text = run_program([context.options.simulate, f"--seeds={20 if context.quick else 2000}"])
+    seeds = 20 if context.quick else 2000
+    text = run_program([context.program("simulate"), f"--seeds={seeds}"])
     stories, agents, faults = parse_simulation(text)
-    table = Table(f"{stories:,} simulated jobs, {agents:,} agents", ["fault", "times"])
-    table.rows = [[name, f"{count:,}"] for name, count in faults.items()]
-    table.rows.append([ALL, f"{sum(faults.values()):,}"])
-    table.notes.append("No job broke a requirement: the simulator fails on the first that does.")
-    section.tables = [table]
+    note = "No job broke a requirement: the simulator fails on the first that does."
+    title = f"{stories:,} simulated jobs, {agents:,} agents"
+    table = section.table(title, ["fault", "times"], [note])
+    for name, count in [*faults.items(), (ALL, sum(faults.values()))]:
+        table.add(name, f"{count:,}")
     section.data = {"stories": stories, "agents": agents, "faults": faults, "output": text}
 
 
@@ -47,13 +45,13 @@ def parse_damage(text):
 
 def run_corruption(context, section):
     """Damaged checkpoints. The program fails when a load takes one of them."""
-    require(context.options.damage, build_of("//elastic/checkpoint/save_load:damage_benchmark"))
-    text = run_program([context.options.damage, f"--damages={60 if context.quick else 20000}"])
+    damages = 60 if context.quick else 20000
+    text = run_program([context.program("damage"), f"--damages={damages}"])
     rows = parse_damage(text)
     rows.append((ALL, sum(row[1] for row in rows), sum(row[2] for row in rows)))
     title = re.search(r"of (a checkpoint of .*):", text)
-    table = Table(f"Damages of {title[1]}", ["damage", "times", "found"])
-    table.rows = [[kind, f"{made:,}", f"{found:,}"] for kind, made, found in rows]
-    table.notes.append("Found: the load names the damaged file and takes the older checkpoint.")
-    section.tables = [table]
+    note = "Found: the load names the damaged file and takes the older checkpoint."
+    table = section.table(f"Damages of {title[1]}", ["damage", "times", "found"], [note])
+    for kind, made, found in rows:
+        table.add(kind, f"{made:,}", f"{found:,}")
     section.data = {"rows": rows, "output": text}

@@ -1,8 +1,7 @@
-"""Figures of interleaved rounds: quartiles, paired ratios, and disturbed rounds kept apart."""
+"""Figures of interleaved rounds: quartiles, paired ratios, disturbed rounds kept apart, gates."""
 
+import statistics
 from dataclasses import dataclass, field
-
-from ddp_step_benchmark import Quartiles, quartiles
 
 # A round is disturbed when something else took a larger share of its cores than this.
 DISTURBED_SHARE = 0.05
@@ -12,9 +11,23 @@ NONE = "-"
 DISTURBED_ONLY = "see the disturbed rounds"
 
 
+@dataclass(frozen=True)
+class Quartiles:
+    first: float
+    median: float
+    third: float
+
+
+def percentile(values, share):
+    """The value that `share` of `values` do not exceed, interpolated between two of them."""
+    least_two = list(values) * (2 if len(values) == 1 else 1)
+    inner = statistics.quantiles(least_two, n=100, method="inclusive")
+    return [min(values), *inner, max(values)][round(100 * share)]
+
+
 def of(values):
     """The quartiles of `values`; None without values."""
-    return quartiles(list(values)) if values else None
+    return Quartiles(*(percentile(values, x) for x in (0.25, 0.5, 0.75))) if values else None
 
 
 def number(value):
@@ -37,20 +50,24 @@ def text(found):
     return f"{number(found.median)} [{number(found.first)}..{number(found.third)}]"
 
 
-def percentile(values, share):
-    """The value that `share` of `values` do not exceed, interpolated between two of them."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
 def scaled(found, factor):
     """Quartiles in another unit."""
     if found is None:
         return None
     return Quartiles(found.first * factor, found.median * factor, found.third * factor)
+
+
+def verdict(ours, theirs):
+    """Whether `ours` (Quartiles of ratios) is ahead of theirs, level or behind."""
+    if ours.third < theirs.first:
+        return "ahead"
+    return "behind" if ours.first > theirs.third else "level"
+
+
+def target(what, value, limit, unit):
+    """A note: whether a figure is under the limit that this project has set itself."""
+    word = "met" if value < limit else "MISSED"
+    return f"{what}: {number(value)} {unit}; target under {limit:g} {unit}: {word}."
 
 
 @dataclass
@@ -75,10 +92,16 @@ class Rounds:
         """The numbers of the quiet rounds, or of the disturbed ones."""
         return [i for i, x in enumerate(self.shares) if (x > DISTURBED_SHARE) == disturbed]
 
-    def seconds(self, subject, disturbed=False):
-        """Quartiles of the subject's time; None when it has none."""
+    def kinds(self):
+        """(disturbed?, in words how many rounds) for the kinds of rounds that there are."""
+        found = [(x, len(self.indexes(x))) for x in (False, True)]
+        return [(x, f"{count} {'disturbed' if x else 'quiet'}") for x, count in found if count]
+
+    def seconds(self, subject, disturbed=False, factor=1):
+        """Quartiles of the subject's time, in another unit by `factor`; None when it has none."""
         column = self.times.get(subject, [])
-        return of([column[i] for i in self.indexes(disturbed) if i < len(column) and column[i]])
+        chosen = [column[i] for i in self.indexes(disturbed) if i < len(column) and column[i]]
+        return scaled(of(chosen), factor)
 
     def ratio(self, subject, base, disturbed=False):
         """Quartiles of the subject's time to the base's time of the same round."""
@@ -102,7 +125,7 @@ class Rounds:
 
 @dataclass
 class Gate:
-    """One target of the issue, and whether the figures of this run meet it."""
+    """One target, and whether the figures of this run meet it."""
 
     name: str
     limit: str
@@ -121,19 +144,24 @@ class Gate:
             self.met, self.why = None, why
 
 
-def gate_below(name, limit, found, quiet_rounds, unit=""):
-    """Whether the median of `found` (Quartiles, or None) is at most `limit`.
+def gate_below(name, limit, found, quiet_rounds, above=False):
+    """Whether the median of `found` (Quartiles, or None) is at most `limit`; `above`: at least.
 
     `quiet_rounds`: how many `found` is made of; 0 when all were disturbed, -1 when there were none.
     """
-    limits = f"at most {limit:g}{unit}"
+    limits = f"at {'least' if above else 'most'} {limit:g}"
     if found is None and quiet_rounds == 0:
         return Gate(name, limits, DISTURBED_ONLY, why="no quiet round")
     if found is None:
         return Gate(name, limits, why="not measured")
     if quiet_rounds < FEWEST_QUIET_ROUNDS:
         return Gate(name, limits, text(found), why=f"{quiet_rounds} quiet rounds are too few")
-    return Gate(name, limits, text(found), found.median <= limit)
+    met = found.median >= limit if above else found.median <= limit
+    return Gate(name, limits, text(found), met)
+
+
+def gate_above(name, limit, found, quiet_rounds):
+    return gate_below(name, limit, found, quiet_rounds, above=True)
 
 
 def gate_under(name, limit, value, unit):
@@ -142,12 +170,3 @@ def gate_under(name, limit, value, unit):
     if value is None:
         return Gate(name, limits, why="not measured")
     return Gate(name, limits, f"{number(value)} {unit}", value < limit)
-
-
-def gate_above(name, limit, found, quiet_rounds, unit=""):
-    """Whether the median of `found` is at least `limit`."""
-    gate = gate_below(name, limit, found, quiet_rounds, unit)
-    gate.limit = f"at least {limit:g}{unit}"
-    if gate.met is not None:
-        gate.met = found.median >= limit
-    return gate

@@ -13,11 +13,12 @@ import os
 import tempfile
 import time
 
-import benchmark_tools as tools
 from reporting import collective_section, fault_sections, group_sections, job_sections
-from reporting import step_sections
-from reporting.context import Context, NotRun, versions
-from reporting.document import Report, Section
+from reporting import rendezvous_section, state_sections, step_sections, store_section
+from reporting.context import PROGRAMS, Context, built, versions
+from reporting.document import Report, Section, gates_table
+from reporting.models import parse_models
+from reporting.processes import BenchmarkError, NotRun
 
 # Name -> (title, the function that measures it). In the order of the report.
 SECTIONS = {
@@ -26,9 +27,9 @@ SECTIONS = {
     "world": ("Cost against the number of ranks on one host", step_sections.run_world),
     "parameters": ("Cost against the number of parameters", step_sections.run_parameters),
     "memory": ("Memory beyond plain", step_sections.run_memory),
-    "zero": ("Sharded optimizer beside the plain one", job_sections.run_zero),
-    "store": ("Store beside LibTorch's TCPStore", job_sections.run_store),
-    "rendezvous": ("Agents of a large job on one Redis", job_sections.run_rendezvous),
+    "zero": ("Sharded optimizer beside the plain one", state_sections.run_zero),
+    "store": ("Store beside LibTorch's TCPStore", store_section.run_store),
+    "rendezvous": ("Agents of a large job on one Redis", rendezvous_section.run_rendezvous),
     "launch": ("Start of a job, beside torchrun", job_sections.run_launch),
     "restart": ("A rank is killed", job_sections.run_restart),
     "peer_death": ("A rank dies in the middle of a collective", group_sections.run_peer_death),
@@ -37,63 +38,56 @@ SECTIONS = {
         group_sections.run_hosts,
     ),
     "node_loss": ("A host of three is lost", job_sections.run_node_loss),
-    "checkpoint": ("Checkpoint beside the disk", job_sections.run_checkpoint),
+    "checkpoint": ("Checkpoint beside the disk", state_sections.run_checkpoint),
     "faults": ("Faults in simulated jobs", fault_sections.run_faults),
     "corruption": ("Damaged checkpoints", fault_sections.run_corruption),
 }
-BENCH = "tools/bench/"
-# Option -> the program that Bazel builds, below bazel-bin.
-PROGRAMS = {
-    "step-worker": BENCH + "ddp_step_benchmark_worker",
-    "collective-worker": BENCH + "collective_benchmark_worker",
-    "hierarchical-worker": BENCH + "hierarchical_benchmark_worker",
-    "store-benchmark": BENCH + "store_benchmark",
-    "rendezvous-benchmark": BENCH + "rendezvous_benchmark",
-    "simulate": "testing/simulator/simulate",
-    "damage": "elastic/checkpoint/save_load/damage_benchmark",
-    "ddprun": "launcher/ddprun",
-    "train": "examples/digits/train",
-}
+
+
+def words(text):
+    return [word for word in text.split(",") if word]
 
 
 def parse_sections(text):
-    names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in SECTIONS]
-    if unknown or not names:
+    unknown = [name for name in words(text) if name not in SECTIONS]
+    if unknown or not words(text):
         known = ", ".join(SECTIONS)
         raise argparse.ArgumentTypeError(f"no section {unknown or text!r}; there are {known}")
-    return names
+    return words(text)
 
 
 def parse_arguments(argv):
     parser = argparse.ArgumentParser(prog="report", description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--output", default="benchmark-report", help="the folder of the report")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--output", default="benchmark-report", help="the folder of the report")
+    add(
         "--only",
         type=parse_sections,
         default=list(SECTIONS),
         help=f"of {','.join(SECTIONS)}; measured in the given order, reported in this one",
     )
-    parser.add_argument("--quick", action="store_true", help="shortened: about two minutes in all")
-    parser.add_argument("--rounds", type=int, default=0, help="of every measurement; 0: its own")
-    parser.add_argument(
+    add("--quick", action="store_true", help="shortened: about two minutes in all")
+    add("--rounds", type=int, default=0, help="of every measurement, or kills; 0: its own")
+    add(
         "--torch-python",
         default=os.environ.get("DDP_TORCH_PYTHON", ""),
         help="a Python that has PyTorch; default: the environment's DDP_TORCH_PYTHON",
     )
-    parser.add_argument(
+    add("--models", type=parse_models, default=[], help="of the sections steps and zero")
+    add("--modes", type=words, default=[], help="of ours in steps; noop: a hook without a sum")
+    add("--torch-modes", type=words, default=[], help="of PyTorch's in steps")
+    add("--backend", default="", help="of the group in the section zero; empty: the default one")
+    add(
         "--ranks",
-        type=lambda text: [int(word) for word in text.split(",")],
+        type=lambda text: [int(word) for word in words(text)],
         default=[2, 4],
         help="of the section collectives, separated by commas; default: 2,4",
     )
-    parser.add_argument("--ours", default="shm", help="our backend of the collectives, by name")
-    parser.add_argument(
-        "--checkpoint-folder", default="", help="on the disk to measure; default: temporary"
-    )
-    parser.add_argument("--check", action="store_true", help="end with 1 when a gate is missed")
-    for option, program in PROGRAMS.items():
-        parser.add_argument(f"--{option}", default=os.path.join(tools.BUILT, program))
+    add("--ours", default="shm", help="our backend of the collectives, by name")
+    add("--checkpoint-folder", default="", help="on the disk to measure; default: temporary")
+    add("--check", action="store_true", help="end with 1 when a gate is missed")
+    for option in PROGRAMS:
+        add(f"--{option}", default=built(option))
     return parser.parse_args(argv)
 
 
@@ -107,14 +101,13 @@ def run_section(name, context):
         measure(context, section)
     except NotRun as missing:
         section.not_run = str(missing)
-    except (tools.BenchmarkError, OSError, KeyError, ValueError) as error:
+    except (BenchmarkError, job_sections.hosts.HostsError, OSError, KeyError, ValueError) as error:
         section.not_run = f"failed: {str(error) or type(error).__name__}"
     section.seconds = time.monotonic() - begun
     if context.quick:
         for gate in section.gates:
             gate.undecided("the run is shortened")
-    if section.not_run:
-        print(f"not run: {section.not_run}")
+    print(section.markdown(), gates_table(section.gates), sep="\n")
     print(f"({section.seconds:.0f} s)", flush=True)
     return section
 

@@ -11,8 +11,9 @@ import unittest
 from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from reporting import collective_section, context, fault_sections, group_sections  # noqa: E402
-from reporting import job_sections, main, step_sections  # noqa: E402
+from reporting import collective_section, disturbance, fault_sections, group_sections  # noqa: E402
+from reporting import main, models, processes, rendezvous_section  # noqa: E402
+from reporting import state_sections, step_sections, store_section  # noqa: E402
 from reporting.figures import Rounds  # noqa: E402
 
 FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_worker.py")
@@ -20,19 +21,6 @@ STORE = """LibTorch 2.11.0 TCPStore (libuv) against Redis 7; 2 CPUs; optimized
 
 get                      TCPStore                 51.5 us  [50.0, 53.0]
                          RedisStore TCP           30.0 us  [29.0, 31.0]  ratio 0.583
-"""
-RENDEZVOUS = """versions  redis-server 7.0.15, 2 cores
-
-1000 agents, 1001 connections
-  4.1 % for 1000 PINGs per second on 1000 connections
-joined and running           0.419 s of store time (target under 0.5: met), 0.436 s on the wall
-heartbeats each 1000 ms      9.2 % of one core of the store (no target)
-a failure is known to all    median 0.012 s, worst of 10 0.014 s (target under 0.5: met)
-and all have joined again    median 0.267 s, worst of 10 0.326 s
-
-10000 agents, 10001 connections
-a failure is known to all    median 0.120 s, worst of 10 0.140 s (target under 0.5: met)
-and all have joined again    median 2.670 s, worst of 10 3.260 s
 """
 SIMULATION = """  1200 seeds of 2 hosts or more: 3000 agents, 0.7 hours, 129874 events
    800 seeds of 1000 hosts or more: 2000 agents, 0.0 hours, 387551 events
@@ -45,7 +33,7 @@ DAMAGE = """600 damages of a checkpoint of 8 files, 102308 bytes: 600 found
   a flipped bit         300 damages,    300 found
   a block of zeros      300 damages,    300 found
 """
-# As hierarchical_benchmark writes it: over the link ours moves two thirds of Gloo's bytes.
+# As measure_hosts() returns it: over the link ours moves two thirds of Gloo's bytes.
 HOSTS = {
     "rate": "1gbit",
     "tensor_bytes": 100 << 20,
@@ -67,7 +55,7 @@ def report(*arguments):
     with tempfile.TemporaryDirectory() as folder:
         # MPI's own times have no place in a test.
         absent = mock.patch.object(
-            collective_section, "build_mpi", side_effect=context.NotRun("mpirun is not installed")
+            collective_section, "build_mpi", side_effect=processes.NotRun("mpirun is not installed")
         )
         with absent, contextlib.redirect_stdout(io.StringIO()):
             code = main.main([f"--output={folder}", "--quick", "--rounds=3", *arguments])
@@ -114,15 +102,15 @@ class ReportTest(unittest.TestCase):
             self.assertFalse(section["not_run"].startswith("failed"), section)
 
     def test_a_program_that_fails_is_an_error(self):
-        wrong = ["--rendezvous-benchmark=/bin/false"]
-        code, text, _, _ = report("--only=rendezvous", "--torch-python=", *wrong)
+        wrong = ["--store-benchmark=/bin/false"]
+        code, text, _, _ = report("--only=store", "--torch-python=", *wrong)
         self.assertEqual(code, 1)
         self.assertIn("not run: failed: /bin/false ended with 1", text)
 
     def test_a_section_that_fails_keeps_its_first_figures(self):
         def measure(_, section):
             section.text = "the first figures"
-            raise main.tools.BenchmarkError("a rank ended")
+            raise main.BenchmarkError("a rank ended")
 
         with mock.patch.dict(main.SECTIONS, store=("Store", measure)):
             with contextlib.redirect_stdout(io.StringIO()):
@@ -187,36 +175,70 @@ class GroupSectionsTest(unittest.TestCase):
         self.assertEqual(os.sched_getaffinity(0), before)
 
 
+def a_sum(backend, seconds, sent, received):
+    return {"backend": backend, "seconds": seconds, "sent": sent, "received": received}
+
+
+# Of two ranks; the first round is the one that allocates.
+SUMS = [
+    [a_sum("gloo", 99, 9, 9), a_sum("ours", 99, 9, 9)]
+    + [a_sum("gloo", 4, 15, 15), a_sum("ours", 1, 10, 10)]
+    + [a_sum("gloo", 2, 30, 10), a_sum("ours", 2, 10, 10)],
+    [a_sum("gloo", 98, 9, 9), a_sum("ours", 98, 9, 9)]
+    + [a_sum("gloo", 3, 15, 15), a_sum("ours", 2, 10, 10)]
+    + [a_sum("gloo", 8, 30, 10), a_sum("ours", 1, 10, 10)],
+]
+
+
+class SumsTest(unittest.TestCase):
+    def rounds(self):
+        lines = [group_sections.slowest(same_sum) for same_sum in zip(*SUMS)]
+        return group_sections.rounds_of(lines, ["gloo", "ours"])
+
+    def test_the_slowest_rank_is_the_sum_and_the_first_round_is_left_out(self):
+        self.assertEqual(
+            self.rounds(),
+            {
+                "gloo": {"seconds": [4, 8], "sent": [15, 30], "received": [15, 10]},
+                "ours": {"seconds": [2, 2], "sent": [10, 10], "received": [10, 10]},
+            },
+        )
+
+    def test_a_ratio_is_taken_within_its_round(self):
+        rounds = self.rounds()
+        times, moved = group_sections.ratios(rounds["ours"], rounds["gloo"])
+        self.assertEqual(times, [0.5, 0.25])
+        self.assertEqual(moved, [20 / 30, 20 / 40])
+
+    def test_bytes_are_shown_in_tensors_and_beside_flat_gloo(self):
+        rounds = {"gloo": self.rounds()["gloo"], "hierarchical": self.rounds()["ours"]}
+        section = main.Section("hosts", "Hosts")
+        found = {**HOSTS, "tensor_bytes": 10, "rounds": rounds}
+        group_sections.add_hosts_tables(section, found)
+        flat, ours = section.tables[0].rows
+        self.assertEqual(flat[3:5], ["2.250", "1.250"])
+        self.assertEqual(ours[2], "0.375 [0.312..0.438]")
+
+
 class HostsTest(unittest.TestCase):
     def report(self, why_not=""):
-        commands = []
+        measured = mock.patch.object(group_sections, "measure_hosts", return_value=HOSTS)
+        hosts = mock.patch.object(group_sections, "why_not", return_value=why_not)
+        with measured as measure, hosts:
+            worker = f"--hierarchical-worker={FAKE}"
+            return *report("--only=hosts", worker, "--torch-python="), measure.call_count
 
-        def run_program(command):
-            commands.append(command)
-            (path,) = [x.partition("=")[2] for x in command if x.startswith("--json=")]
-            with open(path, "w", encoding="utf-8") as stream:
-                json.dump(HOSTS, stream)
-            return "its output"
-
-        with mock.patch.object(group_sections, "run_program", side_effect=run_program):
-            with mock.patch.object(
-                group_sections.hierarchical_benchmark, "why_not", return_value=why_not
-            ):
-                worker = f"--hierarchical-worker={FAKE}"
-                return *report("--only=hosts", worker, "--torch-python="), commands
-
-    def test_shows_what_the_benchmark_writes(self):
-        code, text, found, _, ((_, *arguments),) = self.report()
+    def test_shows_what_was_measured(self):
+        code, text, found, _, _ = self.report()
         self.assertEqual(code, 0, text)
-        self.assertIn(f"--worker={FAKE}", arguments)
         for expected in ("0.500 [0.500..0.600]", "1.500", "0.667 is the least ratio"):
             self.assertIn(expected, text)
-        self.assertEqual(found["sections"][0]["data"]["output"], "its output")
+        self.assertEqual(found["sections"][0]["data"], HOSTS)
         self.assertEqual(len(found["gates"]), 3)
 
     def test_without_root_it_says_so(self):
-        code, text, found, _, commands = self.report("hosts need root")
-        self.assertEqual((code, commands), (0, []))
+        code, text, found, _, measured = self.report("hosts need root")
+        self.assertEqual((code, measured), (0, 0))
         self.assertIn("not run: hosts need root", text)
         self.assertEqual({gate["verdict"] for gate in found["gates"]}, {"not run: not measured"})
 
@@ -229,13 +251,63 @@ class HostsTest(unittest.TestCase):
         self.assertIs(group_sections.hosts_gates(late)[2].met, False)
 
 
+class RendezvousTest(unittest.TestCase):
+    class Job:
+        """Answers with one figure after the other, as rendezvous_section.Job would."""
+
+        def __init__(self, agents):
+            self.agents, self.did = agents, []
+            self.joins = iter([(0.436, 0.419), (5, 5), (0.2, 0.1), (0.3, 0.2), (0.4, 0.6)])
+            self.known = iter([9, 0.012, 0.014, 0.1])
+
+        def join(self):
+            self.did.append("join")
+            return next(self.joins)
+
+        def fail(self):
+            self.did.append("fail")
+            return next(self.known)
+
+        def pings(self, _):
+            self.did.append("pings")
+            return 4.0
+
+        def percent(self, _):
+            self.did.append("beats")
+            return 9.2
+
+        def redis(self, *_):
+            return "cmdstat_evalsha:calls=10,usec=205,usec_per_call=20.5"
+
+        def settle(self):
+            pass
+
+        def scripts(self):
+            return "no scripts"
+
+    def test_heartbeats_and_pings_take_turns_and_medians_are_shown(self):
+        job = self.Job(1000)
+        row, spent, notes = rendezvous_section.measure(job, 2, 10, 3)
+        first = ["pings", "join", "beats", "pings", "fail", "join", "beats"]
+        self.assertEqual(job.did, first + ["fail", "join"] * 3)
+        self.assertEqual(row, ["0.436", "0.014", "0.300", "9.2"])
+        self.assertEqual(spent, ["0.419", "0.200", "4.0", "2.300"])
+        self.assertTrue(any("joining again, worst: 0.600 s; target under 0.5 s: MISSED" in x
+                            for x in notes), notes)  # fmt: skip
+        self.assertFalse(any("% of a core" in x for x in notes))  # no target for a small job
+
+    def test_reads_the_cost_of_scripts(self):
+        text = "cmdstat_get:calls=1,usec=2\r\ncmdstat_evalsha:calls=10,usec=205,usec_per_call=20.5"
+        self.assertEqual(rendezvous_section.ratio_of_scripts(text), (10, 20.5))
+        self.assertEqual(rendezvous_section.ratio_of_scripts(""), (0, 0))
+
+
 class FaultSectionsTest(unittest.TestCase):
     def section(self, measure, output):
         """What `measure` makes of a program's output, and the program's arguments."""
         section = main.Section("name", "title")
-        options = mock.Mock(simulate="/bin/true", damage="/bin/true")
         with mock.patch.object(fault_sections, "run_program", return_value=output) as run:
-            measure(mock.Mock(quick=False, options=options), section)
+            measure(mock.Mock(quick=False), section)
         return section, run.call_args.args[0]
 
     def test_counts_simulated_faults(self):
@@ -293,11 +365,11 @@ class GatesTest(unittest.TestCase):
             self.assertEqual(gate.verdict(), "not run: not measured")
 
     def test_memory_is_beyond_plain_of_the_same_side(self):
-        model = step_sections.steps.MODELS[2]
+        model = models.MODELS[2]
         plain, size = ("ours", "plain"), model.megabytes()
         for beyond, met in ((1.04, True), (1.2, False)):
             found = {plain: (300, 250), ("ours", "default"): (700, 250 + beyond * size)}
-            self.assertIs(step_sections._memory_gate(model, found).met, met)
+            self.assertIs(step_sections.memory_gate(model, found).met, met)
 
 
 class PartsTest(unittest.TestCase):
@@ -308,14 +380,14 @@ class PartsTest(unittest.TestCase):
 
     def test_the_slowest_rank_is_the_call(self):
         answers = [{"start_ns": 0, "end_ns": 100}, {"start_ns": 50, "end_ns": 350}]
-        self.assertEqual(context.seconds_of(answers, 3), 1e-7)
+        self.assertEqual(disturbance.seconds_of(answers, 3), 1e-7)
 
     def test_models_with_other_gradients_are_told_apart(self):
         self.assertTrue(step_sections.same_gradients([1.0, 2000.0], [1.0005, 2001.0]))
         self.assertFalse(step_sections.same_gradients([1.0, 2.0], [1.0, 2.5]))
 
     def test_reads_the_store_benchmark(self):
-        rows = job_sections.parse_store(STORE)
+        rows = store_section.parse_store(STORE)
         self.assertEqual(
             rows,
             [
@@ -324,11 +396,6 @@ class PartsTest(unittest.TestCase):
             ],
         )
 
-    def test_reads_the_rendezvous_benchmark(self):
-        rows = job_sections.parse_rendezvous(RENDEZVOUS)
-        self.assertEqual(rows[0], ["1,000", "0.436", "0.012", "0.267", "9.2"])
-        self.assertEqual(rows[1], ["10,000", "-", "0.120", "2.670", "-"])
-
     def test_a_round_of_checkpoints_leaves_nothing(self):
         class Side:
             def ask(self, request):
@@ -336,19 +403,19 @@ class PartsTest(unittest.TestCase):
                 return [{"save_ns": 1e9, "restore_ns": 3e9}, {"save_ns": 2e9, "restore_ns": 1e9}]
 
         with tempfile.TemporaryDirectory() as folder:
-            times = job_sections.checkpoint_round(Side(), folder, job_sections.BLOCK + 5)
+            times = state_sections.checkpoint_round(Side(), folder, state_sections.BLOCK + 5)
             self.assertEqual(os.listdir(folder), [])
         self.assertEqual((times["save"], times["restore"]), (2, 3))
 
     def test_writes_as_many_bytes_as_the_checkpoint_has(self):
         with tempfile.TemporaryDirectory() as folder:
-            for size in (5, job_sections.BLOCK, 2 * job_sections.BLOCK + 1):
-                job_sections.write_file(os.path.join(folder, "file"), size)
+            for size in (5, state_sections.BLOCK, 2 * state_sections.BLOCK + 1):
+                state_sections.write_file(os.path.join(folder, "file"), size)
                 self.assertEqual(os.path.getsize(os.path.join(folder, "file")), size)
 
     def test_reads_memory(self):
         self.assertEqual(
-            step_sections.status_mb("VmPeak:\t1 kB\nVmHWM:\t 1000 kB\n", "VmHWM"), 1.024
+            processes.status_mb("VmPeak:\t1 kB\nVmHWM:\t 1000 kB\n", "VmHWM"), 1.024
         )
 
     def test_sections_are_chosen_by_name(self):

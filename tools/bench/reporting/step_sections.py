@@ -1,30 +1,58 @@
-"""Training steps: five models beside PyTorch's modes, many ranks, many parameters, and memory."""
+"""Training steps: five models beside PyTorch's modes, many ranks, many parameters, and memory.
+
+A step is forward and backward, without an optimizer, of ranks with one thread each, each pinned to
+a core. It lasts from when all have begun until the slowest one has done. What data parallelism
+costs is the ratio to the plain step: the same model in the same program without DDP, and again
+until the slower rank has done, so a synchronization that takes no time would have the ratio 1. A
+program per model and side lives through the whole run, and does some steps of each mode in each
+round.
+"""
 
 import contextlib
 import dataclasses
 import os
-import re
 import statistics
 
-import ddp_step_benchmark as steps
-from ddp_step_benchmark import OURS, PLAIN, THEIRS
-from reporting import context as contexts
-from reporting import figures, svg
-from reporting.context import NotRun
-from reporting.disturbance import Watch
-from reporting.document import Table
-from reporting.figures import Gate, Rounds
+from reporting import figures, processes, svg
+from reporting.disturbance import Referee
+from reporting.figures import Gate
+from reporting.models import MODELS, MORE_MODELS, Model
+from reporting.processes import BenchmarkError, NotRun
 
+RANKS = 2
+PLAIN = "plain"
+OURS, THEIRS = "ours", "PyTorch"
+CONTROL = ("control", "memcpy")
 SHARED_MODES = ["default", "view", "static", "find_unused", "view+static"]
 OUR_MODES = SHARED_MODES + ["check"]
 CAPS_MIB = [1, 5, 25, 100]
 THEIR_MODES = SHARED_MODES + [f"view+static+cap{cap}" for cap in CAPS_MIB]
 BATCHED = ["batched", "batched+view"]  # where the peer has batched_grad_copy
+QUICK_MODES = ["default", "view+static"]
 # Model -> the most that a step may take of the plain step.
 STEP_LIMITS = {"small": 1.05, "medium": 1.05, "large": 1.15}
 # Relative difference between the gradients of both sides that rounding explains.
 SAME_GRADIENTS = 1e-3
-CONTROL = ("control", "memcpy")
+# Sums of gradients that are equal but for the order of additions differ by less than this.
+TOLERANCE = 1e-4
+
+
+def step_times_ms(answers):
+    """The length of each step but the first, given every rank's answer: the slowest rank's."""
+    spans = [zip(answer["starts_ns"], answer["ends_ns"]) for answer in answers]
+    per_rank = [[(end - start) / 1e6 for start, end in span] for span in spans]
+    return [max(times) for times in zip(*per_rank)][1:]
+
+
+def check_average(mode, sums, plain_sums):
+    """Raises unless the gradients of all ranks are the average of the plain ones."""
+    expected = statistics.fmean(plain_sums)
+    for rank, found in enumerate(sums):
+        if abs(found - expected) > TOLERANCE * max(1.0, *(abs(x) for x in plain_sums)):
+            raise BenchmarkError(
+                f"mode {mode}: the gradients of rank {rank} have the sum {found}, the average "
+                f"of the ranks has {expected}: nothing was averaged"
+            )
 
 
 def same_gradients(ours, theirs):
@@ -34,33 +62,67 @@ def same_gradients(ours, theirs):
     )
 
 
+class Side(processes.Ranks):
+    """The ranks of one side for one model, each pinned to a core."""
+
+    def __init__(self, context, name, command, model, ranks=RANKS):
+        super().__init__(name, context.folder)
+        label = f"{name}-{model.name}-{ranks}"
+        path = os.path.join(context.folder, f"barrier-{label}")
+        barrier, port = processes.barrier_file(path, ranks), processes.free_port()
+        for rank in range(ranks):
+            pinned = ["taskset", "--cpu-list", str(context.cpu_of(rank)), *command]
+            pinned += [*model.arguments(), f"--barrier={barrier}"]
+            self.start(label, pinned, processes.environment(rank, port, ranks))
+
+    def steps(self, mode, count):
+        return self.ask(f"steps {mode} {count}")
+
+
+def run_round(side, modes, model, plain=PLAIN, check=check_average):
+    """(side's name, mode) -> (ms of a step, page faults per step). Every mode once, plain first."""
+    found, plain_sums = {}, None
+    for mode in [plain, *modes]:
+        # The first step finds the caches full of what another program did.
+        answers = side.steps(mode, model.steps + 1)
+        sums = [answer["gradient_sum"] for answer in answers]
+        if mode == plain:
+            plain_sums = sums
+        elif "noop" not in mode:
+            check(f"{side.name} {mode}", sums, plain_sums)
+        faults = sum(answer["minor_faults"] for answer in answers) / (model.steps + 1)
+        found[side.name, mode] = (statistics.median(step_times_ms(answers)), faults)
+    return found
+
+
+def best_mode(ratios, side):
+    """The mode with the lowest median; None where the side has none that synchronizes."""
+    modes = [key for key in ratios if key[0] == side and key[1] != PLAIN and "noop" not in key[1]]
+    return min(modes, key=lambda key: ratios[key].median, default=None)
+
+
 class Contest:
     """The sides of one model and their control: rounds in which all modes take turns."""
 
-    def __init__(self, context, model, sides, ranks=steps.RANKS):
+    def __init__(self, context, model, sides, ranks=RANKS, plain=PLAIN, check=check_average):
         self.context, self.model, self.ranks = context, model, ranks
+        self.plain, self.check = plain, check
         self.wanted = sides  # of (name, command, modes)
-        self.results = {}  # as ddp_step_benchmark keeps them
-        self.rounds = Rounds()
-        self.sides = []
-        self.watch = None
-        self.control = None
-        self.versions = {}
-        self.notes = []
+        self.sides, self.faults = [], {}
+        self.rounds = None
+        self.versions, self.notes = {}, []
 
     def run(self, rounds, warm_up):
         with contextlib.ExitStack() as stack:
+            referee = stack.enter_context(Referee(self.context))
             self._start(stack, warm_up)
-            for turn in range(rounds):
-                self._round(turn)
+            sides = [side for side, _ in self.sides]
+            self.rounds = referee.measure(rounds, sides, self._round, CONTROL)
         return self
 
     def _start(self, stack, warm_up):
-        cpus = self.context.cpus
-        self.control = stack.enter_context(contexts.Copiers(self.context))
         for name, command, modes in self.wanted:
-            side = steps.Side(name, command, self.model, cpus, self.context.folder, self.ranks)
-            stack.enter_context(side)
+            side = stack.enter_context(Side(self.context, name, command, self.model, self.ranks))
             hello = side.answers("the start")[0]
             self.versions[name] = hello["version"]
             if BATCHED[0] in modes and not hello.get("batched"):
@@ -69,70 +131,67 @@ class Contest:
             self.sides.append((side, modes))
         sums = {}
         for side, modes in self.sides:
-            for mode in [PLAIN, *modes]:
+            for mode in [self.plain, *modes]:
                 answers = side.steps(mode, warm_up)
                 if mode == PLAIN:
                     sums[side.name] = [answer["gradient_sum"] for answer in answers]
         if OURS in sums and THEIRS in sums and not same_gradients(sums[OURS], sums[THEIRS]):
-            raise steps.BenchmarkError(
-                f"{self.model.name}: the sides compute other gradients: {sums}"
-            )
-        pids = [pid for side, _ in self.sides for pid in side.pids()] + self.control.pids()
-        self.watch = Watch(pids, cpus)
+            raise BenchmarkError(f"{self.model.name}: the sides compute other gradients: {sums}")
 
     def _round(self, turn):
-        self.watch.begin()
-        copy_s, answers = self.control.copy()
-        order = self.sides[turn % len(self.sides) :] + self.sides[: turn % len(self.sides)]
-        for side, modes in order:
-            steps.run_round(side, modes, self.model, self.results)
-        times = {key: series.step_ms[-1] / 1e3 for key, series in self.results.items()}
-        times[CONTROL] = copy_s
-        self.rounds.add(times, self.watch.end(answers))
+        times = {}
+        first = turn % len(self.sides)
+        for side, modes in self.sides[first:] + self.sides[:first]:
+            for key, (ms, faults) in run_round(side, modes, self.model, self.plain,
+                                               self.check).items():  # fmt: skip
+                times[key] = ms / 1e3
+                self.faults.setdefault(key, []).append(faults)
+        return times
 
     def ratio(self, key, disturbed=False):
         """Of a mode's step to the plain step of its own side, in the same round."""
-        return self.rounds.ratio(key, (key[0], PLAIN), disturbed)
+        return self.rounds.ratio(key, (key[0], self.plain), disturbed)
 
     def best(self, side, disturbed=False):
         """The mode of `side` with the lowest median ratio; None where it has none."""
         found = {key: self.ratio(key, disturbed) for key in self.rounds.times}
-        return steps.best_mode({k: v for k, v in found.items() if v}, side)
+        return best_mode({k: v for k, v in found.items() if v}, side)
 
-    def table(self):
-        quiet, disturbed = len(self.rounds.indexes()), len(self.rounds.indexes(True))
-        table = Table(
-            f"{self.model.name}: {self.model.describe()}, {self.ranks} ranks; rounds: "
-            f"{self.rounds.count()}",
-            ["", "rounds", "step / plain step", "ms", "page faults per step"],
-        )
+    def extra_us(self, key, disturbed=False):
+        """Quartiles of the time beyond the plain step, in us per step."""
+        above, below = self.rounds.times[key], self.rounds.times[key[0], self.plain]
+        chosen = self.rounds.indexes(disturbed)
+        return figures.of([(above[i] - below[i]) * 1e6 for i in chosen])
+
+    def extra_us_per_parameter(self, key, disturbed=False):
+        return figures.scaled(self.extra_us(key, disturbed), 1 / self.model.tensors()[0])
+
+    def synchronized(self):
+        return [key for key in self.rounds.times if key != CONTROL and key[1] != PLAIN]
+
+    def add_table(self, section, notes):
+        title = f"{self.model.name}: {self.model.describe()}, {self.ranks} ranks; rounds: "
+        columns = ["", "rounds", "step / plain step", "ms", "page faults per step"]
+        table = section.table(title + self.rounds.count(), columns, self.notes)
         for key in self.rounds.times:
-            name = " ".join(key)
             faults = figures.NONE
-            if key in self.results:
-                faults = f"{statistics.median(self.results[key].faults):.0f}"
-            for which, count in ((False, quiet), (True, disturbed)):
-                if count == 0:
-                    continue
-                ratio = None if key == CONTROL else self.ratio(key, which)
-                ms = figures.scaled(self.rounds.seconds(key, which), 1e3)
-                word = "disturbed" if which else "quiet"
-                table.rows.append(
-                    [name, f"{count} {word}", figures.text(ratio), figures.text(ms), faults]
-                )
-        table.notes = [*self.notes, *self._verdicts()]
-        return table
-
-    def _verdicts(self):
+            if key in self.faults:
+                faults = f"{statistics.median(self.faults[key]):.0f}"
+            table.add_rounds(
+                self.rounds,
+                [" ".join(key)],
+                lambda which, key=key: None if key == CONTROL else self.ratio(key, which),
+                lambda which, key=key: self.rounds.seconds(key, which, 1e3),
+                lambda _, faults=faults: faults,
+            )
         best, mine = self.best(THEIRS), (OURS, "default")
-        if best is None or self.ratio(mine) is None:
-            return []
-        word = steps.verdict(self.ratio(mine), self.ratio(best))
-        paired = figures.text(self.rounds.ratio(mine, best))
-        return [
-            f"Ours with default options against PyTorch's best mode here, {best[1]}: {word}; "
-            f"time to time in the same round {paired}."
-        ]
+        if best is not None and self.ratio(mine) is not None:
+            word = figures.verdict(self.ratio(mine), self.ratio(best))
+            table.notes.append(
+                f"Ours with default options against PyTorch's best mode here, {best[1]}: {word}; "
+                f"time to time in the same round {figures.text(self.rounds.ratio(mine, best))}."
+            )
+        table.notes += notes
 
     def gates(self):
         quiet = len(self.rounds.indexes())
@@ -144,46 +203,40 @@ class Contest:
         gate = Gate(f"step, {self.model.name}, beside PyTorch's best mode", "ahead")
         if quiet == 0:
             gate.figure, gate.why = figures.DISTURBED_ONLY, "no quiet round"
-        elif best is None:
+        elif best is None or mine is None:
             gate.why = "no PyTorch beside it"
         else:
             gate.figure = f"{figures.text(mine)} beside {figures.text(self.ratio(best))}"
+            gate.met = figures.verdict(mine, self.ratio(best)) == "ahead"
             if quiet < figures.FEWEST_QUIET_ROUNDS:
-                gate.why = f"{quiet} quiet rounds are too few"
-            else:
-                gate.met = steps.verdict(mine, self.ratio(best)) == "ahead"
+                gate.undecided(f"{quiet} quiet rounds are too few")
         return [*gates, gate]
 
 
-def _sides(context, our_modes, their_modes):
+def sides_of(context, our_modes, their_modes):
     """Both sides, and a note where PyTorch is missing."""
-    sides = [(OURS, context.our_sides(), our_modes)]
+    sides = [(OURS, [context.program("step-worker")], our_modes)]
     try:
-        return [*sides, (THEIRS, context.peer(), their_modes)], []
+        program = os.path.join(processes.BENCH, "ddp_step_benchmark_torch.py")
+        return [*sides, (THEIRS, [context.torch_python(), program], their_modes)], []
     except NotRun as missing:
         return sides, [f"PyTorch: not run: {missing}"]
 
 
 def run_steps(context, section):
     """The models, ours in its modes beside PyTorch in its own."""
-    context.require_cores(steps.RANKS)
+    context.require_cores(RANKS)
+    options, models = context.options, MODELS + MORE_MODELS
     ours, theirs = OUR_MODES, THEIR_MODES + BATCHED
     if context.quick:
-        ours, theirs = ["default"], ["default", "view+static"]
-    sides, missing = _sides(context, ours, theirs)
+        ours, theirs = ["default"], QUICK_MODES
+        models = [dataclasses.replace(x, steps=2) for x in [MODELS[0], *MORE_MODELS]]
+    sides, missing = sides_of(context, options.modes or ours, options.torch_modes or theirs)
     contests = []
-    models = steps.MODELS + steps.MORE_MODELS
-    if context.quick:
-        chosen = [steps.MODELS[0], *steps.MORE_MODELS]
-        models = [dataclasses.replace(model, steps=2) for model in chosen]
-    for model in models:
+    for model in options.models or models:
         contest = Contest(context, model, sides)
-        contest.run(context.rounds(15, 3), 5 if not context.quick else 2)
-        # The table of ddp_step_benchmark, in its own form, over all rounds.
-        steps.report(model, contest.results)
-        table = contest.table()
-        table.notes += missing
-        section.tables.append(table)
+        contest.run(context.rounds(15, 3), 2 if context.quick else 5)
+        contest.add_table(section, missing)
         section.gates += contest.gates()
         section.data[model.name] = contest.rounds.as_json()
         section.data["versions"] = contest.versions
@@ -214,99 +267,31 @@ def _step_bars(contests):
     )
 
 
-def run_world(context, section):
-    """The same model on 1 to 8 ranks of this host."""
-    sides, missing = _sides(context, ["default"], ["default", "view+static"])
-    model = dataclasses.replace(steps.MODELS[0], steps=4)
-    title = f"{model.name}: {model.describe()}; {len(context.cpus)} cores"
-    table = _cost_table(title, "ranks", missing)
-    section.tables = [table]
-    contests = {}
-    for ranks in [1, 2] if context.quick else [1, 2, 4, 8]:
-        contests[ranks] = Contest(context, model, sides, ranks).run(context.rounds(9, 2), 3)
-        table.rows += _cost_rows(ranks, contests[ranks])
-        section.data[str(ranks)] = contests[ranks].rounds.as_json()
-    x = svg.Axis("ranks (on one host)", log=True, base=2)
-    y = svg.Axis("ratio to the plain step", from_zero=True)
-    title = "Step against the number of ranks"
-    section.plots["world.svg"] = _cost_plot(title, x, y, contests, Contest.ratio)
+# ---- Cost against the number of ranks, and of parameters ----------------------------------------
 
 
-def run_parameters(context, section):
-    """Models of 10 to 100,000 small parameters."""
-    context.require_cores(steps.RANKS)
-    sides, missing = _sides(context, ["default"], ["default", "view+static"])
-    table = _cost_table("Linear layers of 16", "parameters", missing)
-    section.tables = [table]
-    contests = {}
-    for count in [10, 1000] if context.quick else [10, 100, 1000, 10_000, 100_000]:
-        # Short rounds are long enough for the clocks, and long ones end.
-        model = steps.Model(f"parameters-{count}", count // 2, 16, max(2, min(20, 20_000 // count)))
-        rounds = context.rounds(9 if count < 50_000 else 5, 2)
-        contests[count] = _contest_without_the_slow(context, model, sides, rounds, table)
-        table.rows += _cost_rows(count, contests[count])
-        section.data[str(count)] = contests[count].rounds.as_json()
-    x = svg.Axis("parameters of the model", log=True)
-    y = svg.Axis("us per parameter and step, beyond the plain step", log=True)
-    title = "Cost of one parameter"
-    section.plots["parameters.svg"] = _cost_plot(title, x, y, contests, _per_parameter)
-
-
-def _contest_without_the_slow(context, model, sides, rounds, table):
-    """A contest of both sides; of ours alone where PyTorch cannot make the model in time."""
-    warm_up = 3 if model.tensors()[0] < 50_000 else 2
-    try:
-        return Contest(context, model, sides).run(rounds, warm_up)
-    except steps.BenchmarkError as error:
-        if len(sides) == 1 or not str(error).startswith(THEIRS):
-            raise
-        why = str(error).splitlines()[0]
-        table.notes.append(f"{model.tensors()[0]:,} parameters: PyTorch: not run: {why}")
-        return Contest(context, model, sides[:1]).run(rounds, warm_up)
-
-
-def extra_us(contest, key, disturbed=False):
-    """Quartiles of the time beyond the plain step, in us per step."""
-    rounds, plain = contest.rounds, (key[0], PLAIN)
-    above, below = rounds.times[key], rounds.times[plain]
-    return figures.of([(above[i] - below[i]) * 1e6 for i in rounds.indexes(disturbed)])
-
-
-def _per_parameter(contest, key, disturbed=False):
-    return figures.scaled(extra_us(contest, key, disturbed), 1 / contest.model.tensors()[0])
-
-
-def _synchronized(contest):
-    return [key for key in contest.rounds.times if key != CONTROL and key[1] != PLAIN]
-
-
-def _cost_table(title, what, notes):
+def _cost_table(section, title, what, notes):
     columns = [what, "", "rounds", "step / plain step", "us beyond the plain step"]
-    return Table(title, [*columns, "us per parameter"], notes=list(notes))
+    return section.table(title, [*columns, "us per parameter"], notes)
 
 
-def _cost_rows(value, contest):
-    rows = []
-    for key in _synchronized(contest):
-        for disturbed in (False, True):
-            count = len(contest.rounds.indexes(disturbed))
-            if count == 0:
-                continue
-            row = [f"{value:,}", " ".join(key)]
-            row.append(f"{count} {'disturbed' if disturbed else 'quiet'}")
-            found = [contest.ratio(key, disturbed), extra_us(contest, key, disturbed)]
-            found.append(_per_parameter(contest, key, disturbed))
-            rows.append([*row, *(figures.text(x) for x in found)])
-    return rows
+def _add_cost(section, table, value, contest):
+    for key in contest.synchronized():
+        table.add_rounds(
+            contest.rounds,
+            [f"{value:,}", " ".join(key)],
+            *(lambda which, key=key, figure=figure: figure(key, which)
+              for figure in (contest.ratio, contest.extra_us, contest.extra_us_per_parameter)),
+        )  # fmt: skip
+    section.data[str(value)] = contest.rounds.as_json()
 
 
 def _cost_plot(title, x, y, contests, figure):
     """`figure(contest, key, disturbed)` over the contests: of the quiet rounds where it has any."""
     lines = {}
     for value, contest in contests.items():
-        disturbed = not contest.rounds.indexes()
-        for key in _synchronized(contest):
-            found = figure(contest, key, disturbed)
+        for key in contest.synchronized():
+            found = figure(contest, key, not contest.rounds.indexes())
             point = (value, found.median, found.first, found.third)
             lines.setdefault(key, []).append(point)
     if any(not contest.rounds.indexes() for contest in contests.values()):
@@ -314,67 +299,84 @@ def _cost_plot(title, x, y, contests, figure):
     return svg.Plot(title, x, y, [svg.Line(" ".join(key), lines[key]) for key in lines])
 
 
-# ---- Memory -----------------------------------------------------------------------------------
+def run_world(context, section):
+    """The same model on 1 to 8 ranks of this host."""
+    sides, missing = sides_of(context, ["default"], QUICK_MODES)
+    model = dataclasses.replace(MODELS[0], steps=4)
+    title = f"{model.name}: {model.describe()}; {len(context.cpus)} cores"
+    table = _cost_table(section, title, "ranks", missing)
+    contests = {}
+    for ranks in [1, 2] if context.quick else [1, 2, 4, 8]:
+        contests[ranks] = Contest(context, model, sides, ranks).run(context.rounds(9, 2), 3)
+        _add_cost(section, table, ranks, contests[ranks])
+    x = svg.Axis("ranks (on one host)", log=True, base=2)
+    y = svg.Axis("ratio to the plain step", from_zero=True)
+    title = "Step against the number of ranks"
+    section.plots["world.svg"] = _cost_plot(title, x, y, contests, Contest.ratio)
 
 
-def status_mb(text, name):
-    """A line of /proc/PID/status or smaps_rollup in MB."""
-    return int(re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE).group(1)) * 1024 / 1e6
+def run_parameters(context, section):
+    """Models of 10 to 100,000 small parameters; of ours alone where PyTorch takes too long."""
+    context.require_cores(RANKS)
+    sides, missing = sides_of(context, ["default"], QUICK_MODES)
+    table = _cost_table(section, "Linear layers of 16", "parameters", missing)
+    contests = {}
+    for count in [10, 1000] if context.quick else [10, 100, 1000, 10_000, 100_000]:
+        # Short rounds are long enough for the clocks, and long ones end.
+        model = Model(f"parameters-{count}", count // 2, 16, max(2, min(20, 20_000 // count)))
+        much = count >= 50_000
+        run = (context.rounds(5 if much else 9, 2), 2 if much else 3)
+        try:
+            contests[count] = Contest(context, model, sides).run(*run)
+        except BenchmarkError as error:
+            if len(sides) == 1 or not str(error).startswith(THEIRS):
+                raise
+            why = str(error).splitlines()[0]
+            table.notes.append(f"{count:,} parameters: PyTorch: not run: {why}")
+            contests[count] = Contest(context, model, sides[:1]).run(*run)
+        _add_cost(section, table, count, contests[count])
+    x = svg.Axis("parameters of the model", log=True)
+    y = svg.Axis("us per parameter and step, beyond the plain step", log=True)
+    figure = Contest.extra_us_per_parameter
+    section.plots["parameters.svg"] = _cost_plot("Cost of one parameter", x, y, contests, figure)
 
 
-def memory_of(pids):
-    """(highest peak of a rank's resident memory, mean proportional share), in MB."""
-    peaks, shares = [], []
-    for pid in pids:
-        with open(f"/proc/{pid}/status", encoding="utf-8") as stream:
-            peaks.append(status_mb(stream.read(), "VmHWM"))
-        with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as stream:
-            shares.append(status_mb(stream.read(), "Pss"))
-    return max(peaks), statistics.fmean(shares)
+# ---- Memory -------------------------------------------------------------------------------------
 
 
 def run_memory(context, section):
     """A fresh program for each mode, so that no mode sees another's memory."""
-    context.require_cores(steps.RANKS)
+    context.require_cores(RANKS)
     theirs = ["default"] if context.quick else ["default", "view", "view+static"]
-    sides, missing = _sides(context, ["default"], theirs)
-    models = [m for m in steps.MODELS if m.name == ("medium" if context.quick else "large")]
-    for model in models:
-        found = {}
-        for name, command, modes in sides:
-            for mode in [PLAIN, *modes]:
-                folder = os.path.join(context.folder, f"memory-{name}-{mode}")
-                os.makedirs(folder, exist_ok=True)
-                with steps.Side(name, command, model, context.cpus, folder) as side:
-                    side.answers("the start")
-                    for _ in range(3):
-                        side.steps(mode, 3)
-                    found[name, mode] = memory_of(side.pids())
-        section.tables.append(_memory_table(model, found))
-        section.tables[-1].notes += missing
-        section.data[model.name] = {" ".join(k): v for k, v in found.items()}
-        section.gates.append(_memory_gate(model, found))
-
-
-def _memory_table(model, found):
+    sides, missing = sides_of(context, ["default"], theirs)
+    model = MODELS[1 if context.quick else 2]
+    found = {}  # (side, mode) -> (highest peak of a rank's resident memory, mean share), in MB
+    for name, command, modes in sides:
+        for mode in [PLAIN, *modes]:
+            with Side(context, name, command, model) as side:
+                side.answers("the start")
+                for _ in range(3):
+                    side.steps(mode, 3)
+                peak = max(processes.memory_mb(pid, "VmHWM") for pid in side.pids())
+                shares = [processes.memory_mb(pid, "Pss", "smaps_rollup") for pid in side.pids()]
+                found[name, mode] = (peak, statistics.fmean(shares))
     columns = ["", "peak resident, MB", "beyond plain, MB", "in gradients"]
     columns += ["proportional share, MB", "beyond plain, MB", "in gradients"]
-    title = f"{model.name}: {model.describe()}; one rank of {steps.RANKS}, 9 steps"
-    table = Table(title, columns)
+    title = f"{model.name}: {model.describe()}; one rank of {RANKS}, 9 steps"
+    note = "Resident memory counts a page that several ranks share in each of them; the "
+    note += "proportional share divides it among them."
+    table = section.table(title, columns, [note, *missing])
     for (side, mode), values in found.items():
         row = [f"{side} {mode}"]
         for value, plain in zip(values, found[side, PLAIN]):
             beyond = value - plain
             row += [f"{value:.1f}", f"{beyond:.1f}", f"{beyond / model.megabytes():.2f}"]
-        table.rows.append(row)
-    table.notes = [
-        "Resident memory counts a page that several ranks share in each of them; the proportional "
-        "share divides it among them."
-    ]
-    return table
+        table.add(*row)
+    section.data[model.name] = {" ".join(k): v for k, v in found.items()}
+    section.gates.append(memory_gate(model, found))
 
 
-def _memory_gate(model, found):
+def memory_gate(model, found):
     beyond = found[OURS, "default"][1] - found[OURS, PLAIN][1]
     part = beyond / model.megabytes()
     gate = Gate(f"memory of a rank beyond plain, {model.describe()}", "at most 1 gradients")

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 860, 460
-LEFT, RIGHT, TOP, BOTTOM = 76, 214, 46, 62
+LEFT, RIGHT, TOP, BOTTOM = 76, WIDTH - 214, 46, HEIGHT - 62  # of the plot's area
 # Colors that remain apart for color-blind readers (Okabe and Ito).
 COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933"]
-FONT = "font-family='sans-serif' font-size='12'"
 
 
 @dataclass
@@ -47,12 +46,9 @@ class Bars:
 
 def short(value):
     """A number as a tick shows it."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:g}M"
-    if abs(value) >= 1e4:
-        return f"{value / 1e3:g}k"
+    for limit, factor, unit in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / factor:g}{unit}"
     return f"{value:g}"
 
 
@@ -72,13 +68,11 @@ def ticks(low, high, axis):
         last = math.ceil(math.log(high, axis.base) - 1e-9)
         step = max(1, math.ceil((last - first) / 9))
         return [float(axis.base) ** i for i in range(first, last + 1, step)]
-    span = high - low
-    raw = span / 6
+    raw = (high - low) / 6
     power = 10 ** math.floor(math.log10(raw))
     step = next(x * power for x in (1, 2, 5, 10) if x * power >= raw * 0.999)
-    return [
-        i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    ]
+    begin, end = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [i * step for i in range(begin, end + 1)]
 
 
 def bounds(values, axis):
@@ -99,137 +93,122 @@ def bounds(values, axis):
 
 class _Canvas:
     def __init__(self, title):
-        self.parts = [
-            f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{HEIGHT}' "
-            f"viewBox='0 0 {WIDTH} {HEIGHT}'>",
-            f"<rect width='{WIDTH}' height='{HEIGHT}' fill='white'/>",
-        ]
+        size = f"width='{WIDTH}' height='{HEIGHT}'"
+        box = f"viewBox='0 0 {WIDTH} {HEIGHT}'"
+        self.parts = [f"<svg xmlns='http://www.w3.org/2000/svg' {size} {box}>"]
+        self.add("rect", size, fill="white")
         self.text(LEFT, 24, title, size=15, anchor="start", weight="bold")
 
-    def text(self, x, y, words, anchor="middle", turn=0, size=12, weight="normal"):
-        spin = f" transform='rotate({turn} {x:.1f} {y:.1f})'" if turn else ""
-        self.parts.append(
-            f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-family='sans-serif' "
-            f"font-size='{size}' font-weight='{weight}'{spin}>{escape(words)}</text>"
-        )
+    def add(self, tag, place, words="", **style):
+        more = "".join(f" {name.replace('_', '-')}='{value}'" for name, value in style.items())
+        self.parts.append(f"<{tag} {place}{more}>{escape(words)}</{tag}>")
 
-    def line(self, x1, y1, x2, y2, color="#ccc", width=1.0, dashes=""):
-        dash = f" stroke-dasharray='{dashes}'" if dashes else ""
-        self.parts.append(
-            f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' stroke='{color}' "
-            f"stroke-width='{width}'{dash}/>"
-        )
+    def text(self, x, y, words, anchor="middle", size=12, **style):
+        self.add("text", f"x='{x:.1f}' y='{y:.1f}'", words, text_anchor=anchor, font_size=size,
+                 font_family="sans-serif", **style)  # fmt: skip
 
-    def add(self, part):
-        self.parts.append(part)
+    def line(self, x1, y1, x2, y2, color="#ccc", width=1.0, dashes="none"):
+        self.add("line", f"x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}'",
+                 stroke=color, stroke_width=width, stroke_dasharray=dashes)  # fmt: skip
 
-    def finish(self):
+    def axis(self, axis, values, start, end, draw):
+        """Draws the ticks by draw(position, text). Returns value -> position on the picture."""
+        low, high = bounds(values, axis)
+        scale = math.log if axis.log else float
+        span = scale(high) - scale(low)
+
+        def place(value):
+            return start + (scale(value) - scale(low)) / span * (end - start)
+
+        for tick in ticks(low, high, axis):
+            if low * 0.999 <= tick <= high * 1.001 or not axis.log:
+                draw(place(tick), (axis.name or short)(tick))
+        return place
+
+    def y_axis(self, axis, values):
+        def draw(y, words):
+            self.line(LEFT, y, RIGHT, y)
+            self.text(LEFT - 6, y + 4, words, anchor="end")
+
+        place = self.axis(axis, values, BOTTOM, TOP, draw)
+        middle = (TOP + BOTTOM) / 2
+        self.text(18, middle, axis.label, transform=f"rotate(-90 18 {middle:.1f})")
+        self.line(LEFT, TOP, LEFT, BOTTOM, "#000")
+        self.line(LEFT, BOTTOM, RIGHT, BOTTOM, "#000")
+        return place
+
+    def x_axis(self, axis, values):
+        def draw(x, words):
+            self.line(x, BOTTOM, x, BOTTOM + 5, "#000")
+            self.text(x, BOTTOM + 20, words)
+
+        self.text((LEFT + RIGHT) / 2, HEIGHT - 16, axis.label)
+        return self.axis(axis, values, LEFT, RIGHT, draw)
+
+    def finish(self, marks, place, entries):
+        """Draws the marks and the legend of `entries`, (name, dashes). Returns the file's text."""
+        for value, words in marks:
+            y = place(value)
+            self.line(LEFT, y, RIGHT, y, "#b00", 1.2, "6 4")
+            self.text(RIGHT - 4, y - 4, words, anchor="end", size=11)
+        for i, (name, dashes) in enumerate(entries):
+            x, y = RIGHT + 14, TOP + 10 + 20 * i
+            self.line(x, y, x + 22, y, color_of(i), 3, dashes)
+            self.text(x + 28, y + 4, name, anchor="start")
         return "\n".join([*self.parts, "</svg>"]) + "\n"
 
 
-def _scale(axis, low, high, start, end):
-    """value -> position on the picture."""
-    if axis.log:
-        span = math.log(high) - math.log(low)
-        return lambda v: start + (math.log(v) - math.log(low)) / span * (end - start)
-    return lambda v: start + (v - low) / (high - low) * (end - start)
+def color_of(number):
+    return COLORS[number % len(COLORS)]
 
 
-def _y_axis(canvas, axis, values):
-    low, high = bounds(values, axis)
-    place = _scale(axis, low, high, HEIGHT - BOTTOM, TOP)
-    for tick in ticks(low, high, axis):
-        if low * 0.999 <= tick <= high * 1.001 or not axis.log:
-            y = place(tick)
-            canvas.line(LEFT, y, WIDTH - RIGHT, y)
-            canvas.text(LEFT - 6, y + 4, (axis.name or short)(tick), anchor="end")
-    canvas.text(18, (TOP + HEIGHT - BOTTOM) / 2, axis.label, turn=-90)
-    canvas.line(LEFT, TOP, LEFT, HEIGHT - BOTTOM, "#000")
-    canvas.line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, "#000")
-    return place
-
-
-def _marks(canvas, marks, place):
-    for value, words in marks:
-        y = place(value)
-        canvas.line(LEFT, y, WIDTH - RIGHT, y, "#b00", 1.2, "6 4")
-        canvas.text(WIDTH - RIGHT - 4, y - 4, words, anchor="end", size=11)
-
-
-def _legend(canvas, entries):
-    for i, (name, color, dashed) in enumerate(entries):
-        y = TOP + 10 + 20 * i
-        x = WIDTH - RIGHT + 14
-        canvas.line(x, y, x + 22, y, color, 3, "5 3" if dashed else "")
-        canvas.text(x + 28, y + 4, name, anchor="start")
+def dashes_of(line):
+    return "5 3" if line.dashed else "none"
 
 
 def render_plot(plot):
-    """The text of the SVG file."""
     canvas = _Canvas(plot.title)
-    shown = [
-        (line, [p for p in line.points if p[1] is not None and (p[1] > 0 or not plot.y.log)])
-        for line in plot.lines
-    ]
-    ys = [v for _, points in shown for p in points for v in p[1:]] + [m[0] for m in plot.marks]
-    xs = [p[0] for _, points in shown for p in points]
-    place_y = _y_axis(canvas, plot.y, ys)
-    low, high = bounds(xs, plot.x)
-    place_x = _scale(plot.x, low, high, LEFT, WIDTH - RIGHT)
-    for tick in ticks(low, high, plot.x):
-        if low * 0.999 <= tick <= high * 1.001 or not plot.x.log:
-            x = place_x(tick)
-            canvas.line(x, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 5, "#000")
-            canvas.text(x, HEIGHT - BOTTOM + 20, (plot.x.name or short)(tick))
-    canvas.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, plot.x.label)
-    _marks(canvas, plot.marks, place_y)
-    for i, (line, points) in enumerate(shown):
-        color = COLORS[i % len(COLORS)]
+    shown = [[p for p in line.points if p[1] is not None and (p[1] > 0 or not plot.y.log)]
+             for line in plot.lines]  # fmt: skip
+    every = [point for points in shown for point in points]
+    place_y = canvas.y_axis(plot.y, [y for p in every for y in p[1:]] + [m[0] for m in plot.marks])
+    place_x = canvas.x_axis(plot.x, [p[0] for p in every])
+    for i, (line, points) in enumerate(zip(plot.lines, shown)):
         way = " ".join(f"{place_x(p[0]):.1f},{place_y(p[1]):.1f}" for p in points)
-        dash = " stroke-dasharray='5 3'" if line.dashed else ""
-        canvas.add(
-            f"<polyline points='{way}' fill='none' stroke='{color}' stroke-width='2'{dash}/>"
-        )
+        canvas.add("polyline", f"points='{way}'", fill="none", stroke=color_of(i), stroke_width=2,
+                   stroke_dasharray=dashes_of(line))  # fmt: skip
         for p in points:
             x = place_x(p[0])
             if len(p) == 4 and (p[2] > 0 or not plot.y.log):
-                canvas.line(x, place_y(p[2]), x, place_y(p[3]), color, 1.2)
-            canvas.add(f"<circle cx='{x:.1f}' cy='{place_y(p[1]):.1f}' r='3' fill='{color}'/>")
-    _legend(canvas, [(x.name, COLORS[i % len(COLORS)], x.dashed) for i, x in enumerate(plot.lines)])
-    return canvas.finish()
+                canvas.line(x, place_y(p[2]), x, place_y(p[3]), color_of(i), 1.2)
+            canvas.add("circle", f"cx='{x:.1f}' cy='{place_y(p[1]):.1f}'", r=3, fill=color_of(i))
+    return canvas.finish(plot.marks, place_y, [(x.name, dashes_of(x)) for x in plot.lines])
 
 
 def render_bars(bars):
-    """The text of the SVG file."""
     canvas = _Canvas(bars.title)
     cells = [
         [v if isinstance(v, tuple) or v is None else (v, v, v) for v in values]
         for _, values in bars.series
     ]
     ys = [x for values in cells for v in values if v for x in v] + [m[0] for m in bars.marks]
-    place = _y_axis(canvas, bars.y, ys)
-    floor = HEIGHT - BOTTOM
-    room = (WIDTH - RIGHT - LEFT) / max(1, len(bars.groups))
+    place = canvas.y_axis(bars.y, ys)
+    room = (RIGHT - LEFT) / max(1, len(bars.groups))
     width = room * 0.8 / max(1, len(bars.series))
     for g, group in enumerate(bars.groups):
-        canvas.text(LEFT + room * (g + 0.5), floor + 20, group)
+        canvas.text(LEFT + room * (g + 0.5), BOTTOM + 20, group)
         for s, values in enumerate(cells):
             if values[g] is None:
                 continue
             value, first, third = values[g]
-            x = LEFT + room * (g + 0.1) + width * s
-            color = COLORS[s % len(COLORS)]
-            top = min(place(value), floor)
-            canvas.add(
-                f"<rect x='{x:.1f}' y='{top:.1f}' width='{width * 0.92:.1f}' "
-                f"height='{floor - top:.1f}' fill='{color}'/>"
-            )
+            x, top = LEFT + room * (g + 0.1) + width * s, min(place(value), BOTTOM)
+            size = f"width='{width * 0.92:.1f}' height='{BOTTOM - top:.1f}'"
+            canvas.add("rect", f"x='{x:.1f}' y='{top:.1f}' {size}", fill=color_of(s))
             middle = x + width * 0.46
             canvas.line(middle, place(first), middle, place(third), "#000", 1.2)
-    _marks(canvas, bars.marks, place)
-    _legend(canvas, [(x[0], COLORS[i % len(COLORS)], False) for i, x in enumerate(bars.series)])
-    return canvas.finish()
+    return canvas.finish(bars.marks, place, [(name, "none") for name, _ in bars.series])
 
 
 def render(picture):
+    """The text of the SVG file."""
     return render_bars(picture) if isinstance(picture, Bars) else render_plot(picture)

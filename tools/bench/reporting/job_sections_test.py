@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of tools/bench/recovery_benchmark.py on an event log as ddprun writes it."""
+"""Tests of what follows a kill, on logs as ddprun and the Python program write them."""
 
 import json
 import os
@@ -7,8 +7,9 @@ import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import recovery_benchmark as benchmark  # noqa: E402  (found beside this file)
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from reporting import job_sections as benchmark  # noqa: E402  (found by the line above)
+from reporting import processes  # noqa: E402
 
 SECOND = 1_000_000_000
 
@@ -60,8 +61,8 @@ class RecoveryTest(unittest.TestCase):
 
     def test_a_line_that_is_being_written_is_left_for_later(self):
         text = "".join(json.dumps(e) + "\n" for e in BEFORE)
-        self.assertEqual(benchmark.tools.parse_events(text + '{"event": "fir'), BEFORE)
-        self.assertEqual(benchmark.tools.parse_events(""), [])
+        self.assertEqual(processes.parse_events(text + '{"event": "fir'), BEFORE)
+        self.assertEqual(processes.parse_events(""), [])
 
 
 class FilesTest(unittest.TestCase):
@@ -85,6 +86,47 @@ class FilesTest(unittest.TestCase):
         self.assertIn("byte 1", benchmark.first_difference({"a": b"xy"}, {"a": b"xz"}))
         self.assertIn("shorter", benchmark.first_difference({"a": b"xy"}, {"a": b"x"}))
         self.assertIn("files are", benchmark.first_difference({"a": b""}, {"b": b""}))
+
+
+KILLED_AT = 20 * SECOND
+
+
+def entries(*lines):
+    """Of (what, restart, rank, seconds)."""
+    return {(what, restart, rank): (7, int(at * SECOND)) for what, restart, rank, at in lines}
+
+
+FIRST_SUMS = [("line", 0, 0, 10), ("line", 0, 1, 10), ("sum", 0, 0, 12), ("sum", 0, 1, 12)]
+LINES = [("line", 1, 0, 20.25), ("line", 1, 1, 20.5)]
+
+
+class RestartTest(unittest.TestCase):
+    def test_ends_with_the_first_sum_of_the_slowest_rank(self):
+        lines = [*FIRST_SUMS, *LINES, ("sum", 1, 0, 22), ("sum", 1, 1, 21)]
+        restart = benchmark.restart_of(entries(*lines), KILLED_AT, False)
+        self.assertEqual(restart, benchmark.Restart(line_s=0.5, sum_s=2, burnt=0))
+
+    def test_is_not_over_before_every_rank_has_summed(self):
+        for more in ([], LINES[:1], LINES, [*LINES, ("sum", 1, 0, 22)]):
+            found = benchmark.restart_of(entries(*FIRST_SUMS, *more), KILLED_AT, False)
+            self.assertIsNone(found)
+
+    def test_workers_that_fail_by_themselves_burn_restarts(self):
+        again = [("line", 2, 0, 25), ("line", 2, 1, 25), ("sum", 2, 0, 27), ("sum", 2, 1, 28)]
+        restart = benchmark.restart_of(entries(*FIRST_SUMS, *LINES, *again), KILLED_AT, False)
+        self.assertEqual(restart, benchmark.Restart(line_s=0.5, sum_s=8, burnt=1))
+
+    def test_a_job_that_is_over_without_a_sum_was_given_up(self):
+        last = [("line", 2, 0, 25)]
+        restart = benchmark.restart_of(entries(*FIRST_SUMS, *LINES, *last), KILLED_AT, True)
+        self.assertEqual(restart, benchmark.Restart(0.5, float("inf"), 1))
+
+    def test_the_log_is_read_without_a_line_that_is_being_written(self):
+        with tempfile.NamedTemporaryFile("w", encoding="ascii") as stream:
+            stream.write("line 0 1 42 1000\nsum 0 1 42 20")
+            stream.flush()
+            self.assertEqual(benchmark.read_log(stream.name), {("line", 0, 1): (42, 1000)})
+        self.assertEqual(benchmark.read_log("/nonexistent"), {})
 
 
 if __name__ == "__main__":
