@@ -96,13 +96,12 @@ void Reduce(State& state, ElementType type, int buffers, double factor) {
 }
 
 // Each thread reads a half of two buffers, and writes it to both others.
-void ReduceOutOfPlace(State& state) {
+void ReduceOutOfPlace(State& state, ElementType type) {
   const size_t start = state.thread_index() * kPart;
   const std::byte* const from[] = {Buffer(0) + start, Buffer(1) + start};
   std::byte* const to[] = {Buffer(2) + start, Buffer(3) + start};
-  Time(state, [&] {
-    ReduceTree(internal::ReduceKind::kSum, ElementType::kFloat, from, to, kPart / sizeof(float));
-  });
+  Time(state,
+       [&] { ReduceTree(internal::ReduceKind::kSum, type, from, to, kPart / SizeOf(type)); });
 }
 
 // Rounds to nearest even, one number at a time. For numbers that are not NaN.
@@ -113,11 +112,11 @@ uint16_t RoundToBfloat16(float value) {
 }
 
 // The conversion to bfloat16 in three steps: copy, scale, round.
-void ThreeSteps(State& state) {
+void ThreeSteps(State& state, float factor) {
   auto* const copy = reinterpret_cast<float*>(Buffer(2 * kThreads + state.thread_index()));
   Time(state, [&] {
     std::memcpy(copy, Floats(state), kFloats * sizeof(float));
-    for (size_t i = 0; i < kFloats; ++i) copy[i] *= 0.3f;
+    for (size_t i = 0; i < kFloats; ++i) copy[i] *= factor;
     for (size_t i = 0; i < kFloats; ++i) Shorts(state)[i] = RoundToBfloat16(copy[i]);
   });
 }
@@ -142,9 +141,9 @@ DDP_KERNEL(Reduce, half_2_buffers, ElementType::kHalf, 2, 1);
 DDP_KERNEL(Reduce, int32_2_buffers, ElementType::kInt32, 2, 1);
 DDP_KERNEL(Reduce, float_3_buffers, ElementType::kFloat, 3, 1);
 DDP_KERNEL(Reduce, float_4_buffers, ElementType::kFloat, 4, 1);
-DDP_KERNEL(ReduceOutOfPlace, float_2_buffers_into_2_others);
+DDP_KERNEL(ReduceOutOfPlace, float_2_buffers_into_2_others, ElementType::kFloat);
 DDP_KERNEL(Copy, 25_MB, kFloats * sizeof(float));
-DDP_KERNEL(ThreeSteps, bfloat16);
+DDP_KERNEL(ThreeSteps, bfloat16, 0.3f);
 DDP_KERNEL(DivideAs, bfloat16_by_2, ElementType::kBfloat16, 2);
 DDP_KERNEL(DivideAs, bfloat16_by_3, ElementType::kBfloat16, 3);
 DDP_KERNEL(DivideAs, half_by_2, ElementType::kHalf, 2);

@@ -1,17 +1,17 @@
-// Compares RedisStore with LibTorch's TCPStore, in one run.
+// RedisStore beside LibTorch's TCPStore: the program of the report's section on stores.
 //
-//   bazel run -c opt //tools/bench:store_benchmark
+//   tools/bench/report --only=store
 //
 // Three subjects take turns in every round, so that a slower machine is slower for all of them:
 // TCPStore (libuv, its server in a process of its own), RedisStore over TCP, RedisStore over the
-// unix socket of the same redis-server. A figure is the median over the rounds. Its spread is the
-// range from the first to the third quartile. A ratio is the median of the rounds' own ratios.
-// TCPStore does not wait for the reply to a set, so the benchmark measures a set followed by a get.
+// unix socket of the same redis-server. Prints a line of JSON for each operation: its name, and for
+// each subject the microseconds of each round. The last line has "polls": the server's commands in
+// a second of eight blocked waits. TCPStore does not wait for the reply to a set, so the benchmark
+// measures a set followed by a get.
 
 #include <gflags/gflags.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -22,6 +22,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <string>
@@ -32,24 +33,24 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "c10/util/Exception.h"
+#include "nlohmann/json.hpp"
 #include "store/redis/redis_endpoint.h"
 #include "store/redis_store/redis_store.h"
 #include "testing/redis/redis_fixture.h"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
-#include "torch/version.h"
 
 DEFINE_int32(rounds, 15, "rounds of every measurement");
 DEFINE_int32(calls, 200, "calls per round of the small operations");
 DEFINE_int32(members, 256, "clients that join and read each other's addresses");
 DEFINE_int32(join_rounds, 5,
              "rounds of the joining, which makes `members` threads and connections");
-DEFINE_bool(check, false, "end with 1 when a target is missed");
 
 namespace ddp {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Bytes = std::vector<uint8_t>;
+using Json = nlohmann::ordered_json;
 
 constexpr int kManyKeys = 1024;
 constexpr char kAddress[] = "10.123.231.132:54321#rank007";
@@ -102,9 +103,9 @@ class TcpServerProcess {
   uint16_t port_ = 0;
 };
 
-double Percentile(std::vector<double> values, double part) {
+double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(part * (values.size() - 1) + 0.5)];
+  return values[values.size() / 2];
 }
 
 double MicrosecondsOf(const std::function<void()>& work) {
@@ -115,59 +116,20 @@ double MicrosecondsOf(const std::function<void()>& work) {
 
 void PauseMilliseconds(int milliseconds) { poll(nullptr, 0, milliseconds); }
 
-class Benchmark {
- public:
-  explicit Benchmark(std::vector<Subject> subjects) : subjects_(std::move(subjects)) {}
-
-  bool all_met() const { return all_met_; }
-
-  // Measures `once`, which returns microseconds, for each subject in each round. `target` is the
-  // largest ratio to TCPStore's figure that counts as met; 0: no target.
-  void Compare(const char* what, int rounds, double target,
-               const std::function<double(const Subject&)>& once) {
-    std::vector<std::vector<double>> figures(subjects_.size());
-    for (int round = -1; round < rounds; ++round) {  // the first round warms up
-      for (size_t i = 0; i < subjects_.size(); ++i) {
-        const size_t turn = (i + round + 1) % subjects_.size();
-        const double figure = once(subjects_[turn]);
-        if (round >= 0) figures[turn].push_back(figure);
-      }
+// Measures `once`, which returns microseconds, for each subject in each round, and prints it.
+void Compare(const std::vector<Subject>& subjects, const std::string& what, int rounds,
+             const std::function<double(const Subject&)>& once) {
+  Json figures;
+  for (const Subject& subject : subjects) figures[subject.name] = Json::array();
+  for (int round = -1; round < rounds; ++round) {  // the first round warms up
+    for (size_t i = 0; i < subjects.size(); ++i) {
+      const Subject& subject = subjects[(i + round + 1) % subjects.size()];
+      const double figure = once(subject);
+      if (round >= 0) figures[subject.name].push_back(figure);
     }
-    for (size_t i = 0; i < subjects_.size(); ++i) Print(what, figures, i, target);
   }
-
-  void Verdict(const std::string& what, bool met) {
-    printf("%-58s %s\n", what.c_str(), met ? "met" : "MISSED");
-    all_met_ = all_met_ && met;
-  }
-
-  const std::vector<Subject>& subjects() const { return subjects_; }
-
- private:
-  void Print(const char* what, const std::vector<std::vector<double>>& figures, size_t i,
-             double target) {
-    printf("%-24s %-18s %10.1f us  [%.1f, %.1f]", i == 0 ? what : "", subjects_[i].name.c_str(),
-           Percentile(figures[i], 0.5), Percentile(figures[i], 0.25), Percentile(figures[i], 0.75));
-    if (i > 0) {
-      std::vector<double> ratios;
-      for (size_t r = 0; r < figures[i].size(); ++r) {
-        ratios.push_back(figures[i][r] / figures[0][r]);
-      }
-      const double ratio = Percentile(ratios, 0.5);
-      printf("  ratio %.3f", ratio);
-      if (target > 0) {
-        const bool met = ratio <= target;
-        printf("  target %.1f: %s", target, met ? "met" : "MISSED");
-        all_met_ = all_met_ && met;
-      }
-    }
-    printf("\n");
-    fflush(stdout);
-  }
-
-  std::vector<Subject> subjects_;
-  bool all_met_ = true;
-};
+  std::cout << Json{{"operation", what}, {"us", figures}} << std::endl;
+}
 
 // Returns the median time of one call in a batch. The scheduler delays a few calls.
 std::function<double(const Subject&)> Each(std::function<void(c10d::Store&, int)> call) {
@@ -176,31 +138,31 @@ std::function<double(const Subject&)> Each(std::function<void(c10d::Store&, int)
     for (int i = 0; i < FLAGS_calls; ++i) {
       times.push_back(MicrosecondsOf([&] { call(*subject.store, i); }));
     }
-    return Percentile(std::move(times), 0.5);
+    return Median(std::move(times));
   };
 }
 
-void CompareSmallOperations(Benchmark& benchmark) {
+void CompareSmallOperations(const std::vector<Subject>& subjects) {
   const Bytes value(kAddress, kAddress + sizeof(kAddress) - 1);
-  for (const Subject& subject : benchmark.subjects()) subject.store->set("present", value);
-  benchmark.Compare("set, then get", FLAGS_rounds, 0, Each([&](c10d::Store& store, int i) {
-                      const std::string key = "k" + std::to_string(i);
-                      store.set(key, value);
-                      store.get(key);
-                    }));
-  benchmark.Compare("get", FLAGS_rounds, 0.6,
-                    Each([](c10d::Store& store, int) { store.get("present"); }));
-  benchmark.Compare("add", FLAGS_rounds, 0,
-                    Each([](c10d::Store& store, int) { store.add("counter", 1); }));
+  for (const Subject& subject : subjects) subject.store->set("present", value);
+  Compare(subjects, "set, then get", FLAGS_rounds, Each([&](c10d::Store& store, int i) {
+            const std::string key = "k" + std::to_string(i);
+            store.set(key, value);
+            store.get(key);
+          }));
+  Compare(subjects, "get", FLAGS_rounds,
+          Each([](c10d::Store& store, int) { store.get("present"); }));
+  Compare(subjects, "add", FLAGS_rounds,
+          Each([](c10d::Store& store, int) { store.add("counter", 1); }));
 }
 
 // Measures the best of five calls. One call is so long that the scheduler interrupts most of them.
-void CompareMultiGet(Benchmark& benchmark) {
+void CompareMultiGet(const std::vector<Subject>& subjects) {
   std::vector<std::string> keys;
   const std::vector<Bytes> values(kManyKeys, Bytes(kAddress, kAddress + sizeof(kAddress) - 1));
   for (int i = 0; i < kManyKeys; ++i) keys.push_back("address/" + std::to_string(i));
-  for (const Subject& subject : benchmark.subjects()) subject.store->multiSet(keys, values);
-  benchmark.Compare("multiGet of 1,024 keys", FLAGS_rounds, 0.6, [&](const Subject& subject) {
+  for (const Subject& subject : subjects) subject.store->multiSet(keys, values);
+  Compare(subjects, "multiGet of 1,024 keys", FLAGS_rounds, [&](const Subject& subject) {
     double best = 0;
     for (int i = 0; i < 5; ++i) {
       const double time = MicrosecondsOf([&] { subject.store->multiGet(keys); });
@@ -211,10 +173,9 @@ void CompareMultiGet(Benchmark& benchmark) {
 }
 
 // Measures from just before the set until the get that waited for it returns.
-void CompareWake(Benchmark& benchmark) {
+void CompareWake(const std::vector<Subject>& subjects) {
   int turn = 0;
-  std::map<std::string, std::vector<double>> figures;
-  benchmark.Compare("get, woken by a set", FLAGS_rounds, 0, [&](const Subject& subject) {
+  Compare(subjects, "get, woken by a set", FLAGS_rounds, [&](const Subject& subject) {
     const std::string key = "wake/" + std::to_string(turn++);
     const StorePtr waiting = subject.open();
     std::atomic<int64_t> woken{0};
@@ -226,20 +187,13 @@ void CompareWake(Benchmark& benchmark) {
     const int64_t start = MonotonicNanoseconds();
     subject.store->set(key, "v");
     waiter.join();
-    const double figure = static_cast<double>(woken - start) / 1000.0;
-    figures[subject.name].push_back(figure);
-    return figure;
+    return static_cast<double>(woken - start) / 1000.0;
   });
-  for (const auto& [name, values] : figures) {
-    if (name == benchmark.subjects()[0].name) continue;
-    benchmark.Verdict(name + ": woken in under 1 ms (median)", Percentile(values, 0.5) < 1000);
-  }
 }
 
 // Counts the server's commands during a second in which eight clients wait.
-void CountPolling(Benchmark& benchmark, const testing::RedisFixture& redis) {
+void CountPolls(const Subject& subject, const testing::RedisFixture& redis) {
   constexpr int kWaiters = 8;
-  const Subject& subject = benchmark.subjects().back();
   std::vector<std::thread> waiters;
   waiters.reserve(kWaiters);
   for (int i = 0; i < kWaiters; ++i) {
@@ -258,9 +212,7 @@ void CountPolling(Benchmark& benchmark, const testing::RedisFixture& redis) {
   const int64_t asked = total() - before;
   subject.store->set("polling", "v");
   for (std::thread& waiter : waiters) waiter.join();
-  benchmark.Verdict(
-      "commands in 1 s of 8 blocked waits (INFO commandstats): " + std::to_string(asked),
-      asked == 0);
+  std::cout << Json{{"polls", asked}} << std::endl;
 }
 
 // Opens `count` clients, all at the same time.
@@ -276,14 +228,14 @@ std::vector<StorePtr> OpenMany(const Subject& subject, int count) {
 // Each member sets its address and reads the addresses of all. The members connect before:
 // TCPStore's client looks up a host name for its log, which takes as long as the machine's name
 // service needs.
-void CompareJoining(Benchmark& benchmark) {
+void CompareJoining(const std::vector<Subject>& subjects) {
   std::map<std::string, std::vector<StorePtr>> stores;
-  for (const Subject& subject : benchmark.subjects()) {
+  for (const Subject& subject : subjects) {
     stores[subject.name] = OpenMany(subject, FLAGS_members);
   }
   int turn = 0;
   const std::string what = std::to_string(FLAGS_members) + " clients join";
-  benchmark.Compare(what.c_str(), FLAGS_join_rounds, 0, [&](const Subject& subject) {
+  Compare(subjects, what, FLAGS_join_rounds, [&](const Subject& subject) {
     const std::string prefix = "join/" + std::to_string(turn++) + "/";
     std::vector<std::string> keys;
     for (int m = 0; m < FLAGS_members; ++m) keys.push_back(prefix + std::to_string(m));
@@ -303,7 +255,7 @@ void CompareJoining(Benchmark& benchmark) {
   });
 }
 
-int Main() {
+void Run() {
   const TcpServerProcess tcp_server;  // forked while this process has one thread
   const auto redis = testing::RedisFixture::StartTcp();
   store::StoreAddress by_tcp = redis->Address();
@@ -316,21 +268,11 @@ int Main() {
                                    {"RedisStore TCP", redis_at(by_tcp), nullptr},
                                    {"RedisStore socket", redis_at(by_socket), nullptr}};
   for (Subject& subject : subjects) subject.store = subject.open();
-#ifdef NDEBUG
-  const char* build = "optimized";
-#else
-  const char* build = "not optimized: build with -c opt";
-#endif
-  printf("LibTorch %s TCPStore (libuv) against Redis %s; %u CPUs; %s\n", TORCH_VERSION,
-         redis->ServerVersion().c_str(), std::thread::hardware_concurrency(), build);
-  printf("median of %d rounds [quartiles]; ratio to TCPStore\n\n", FLAGS_rounds);
-  Benchmark benchmark(std::move(subjects));
-  CompareSmallOperations(benchmark);
-  CompareMultiGet(benchmark);
-  CompareWake(benchmark);
-  CountPolling(benchmark, *redis);
-  CompareJoining(benchmark);
-  return FLAGS_check && !benchmark.all_met() ? 1 : 0;
+  CompareSmallOperations(subjects);
+  CompareMultiGet(subjects);
+  CompareWake(subjects);
+  CompareJoining(subjects);
+  CountPolls(subjects.back(), *redis);
 }
 
 }  // namespace
@@ -339,10 +281,6 @@ int Main() {
 int main(int argc, char** argv) {
   gflags::SetUsageMessage("RedisStore beside LibTorch's TCPStore, in one run");
   gflags::ParseCommandLineFlags(&argc, &argv, true);
-  if (FLAGS_rounds < 1 || FLAGS_calls < 1 || FLAGS_members < 1 || FLAGS_join_rounds < 1) {
-    fprintf(stderr,
-            "store_benchmark: --rounds, --calls, --members, --join_rounds must be at least 1\n");
-    return 2;
-  }
-  return ddp::Main();
+  ddp::Run();
+  return 0;
 }

@@ -14,14 +14,14 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from reporting import collective_section, disturbance, fault_sections, group_sections  # noqa: E402
 from reporting import main, models, processes, rendezvous_section  # noqa: E402
 from reporting import state_sections, step_sections, store_section  # noqa: E402
+from reporting.document import Table  # noqa: E402
 from reporting.figures import Rounds  # noqa: E402
 
 FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_worker.py")
-STORE = """LibTorch 2.11.0 TCPStore (libuv) against Redis 7; 2 CPUs; optimized
-
-get                      TCPStore                 51.5 us  [50.0, 53.0]
-                         RedisStore TCP           30.0 us  [29.0, 31.0]  ratio 0.583
-"""
+STORE = [
+    {"operation": "get", "us": {"TCPStore": [51, 50, 60], "RedisStore TCP": [30, 20, 66]}},
+    {"operation": "add", "us": {"TCPStore": [2], "RedisStore TCP": [3]}},
+]
 SIMULATION = """  1200 seeds of 2 hosts or more: 3000 agents, 0.7 hours, 129874 events
    800 seeds of 1000 hosts or more: 2000 agents, 0.0 hours, 387551 events
 2.6 hours simulated, 529 generations, 97 restarts charged
@@ -386,15 +386,19 @@ class PartsTest(unittest.TestCase):
         self.assertTrue(step_sections.same_gradients([1.0, 2000.0], [1.0005, 2001.0]))
         self.assertFalse(step_sections.same_gradients([1.0, 2.0], [1.0, 2.5]))
 
-    def test_reads_the_store_benchmark(self):
-        rows = store_section.parse_store(STORE)
+    def test_a_store_is_compared_within_each_round(self):
+        table = Table("One operation", ["operation", "store", "us", "to TCPStore"])
+        store_section.add_rows(table, STORE)
         self.assertEqual(
-            rows,
+            table.rows[:3],
             [
-                ("get", "TCPStore", 51.5, 50.0, 53.0, ""),
-                ("get", "RedisStore TCP", 30.0, 29.0, 31.0, "0.583"),
+                ["get", "TCPStore", "51.0 [50.5..55.5]", "-"],
+                ["get", "RedisStore TCP", "30.0 [25.0..48.0]", "0.588"],
+                ["add", "TCPStore", "2.000 [2.000..2.000]", "-"],
             ],
         )
+        (note,) = table.notes
+        self.assertIn("get, RedisStore TCP: 0.588 of it; target under 0.6 of it: met", note)
 
     def test_a_round_of_checkpoints_leaves_nothing(self):
         class Side:

@@ -1,27 +1,29 @@
 """The store: single operations beside LibTorch's TCPStore."""
 
-import re
-
 from reporting import figures
-from reporting.figures import Quartiles
-from reporting.processes import run_program
+from reporting.processes import parse_events, run_program
 
-STORE_LINE = re.compile(
-    r"^(?P<what>.{24}) (?P<who>\S.{17}) +(?P<us>[\d.]+) us +"
-    r"\[(?P<first>[\d.]+), (?P<third>[\d.]+)\](?:  ratio (?P<ratio>[\d.]+))?"
-)
+THEIRS = "TCPStore"
+# Operation -> the most of TCPStore's time that ours is to take.
+TARGETS = {"get": 0.6, "multiGet of 1,024 keys": 0.6}
+WAKE, WAKE_TARGET_US = "get, woken by a set", 1000
 
 
-def parse_store(text):
-    """Rows of store_benchmark's output: (what, who, us, first, third, ratio or "")."""
-    rows, what = [], ""
-    for line in text.splitlines():
-        found = STORE_LINE.match(line)
-        if found:
-            what = found["what"].strip() or what
-            numbers = [float(found[x]) for x in ("us", "first", "third")]
-            rows.append((what, found["who"].strip(), *numbers, found["ratio"] or ""))
-    return rows
+def add_rows(table, lines):
+    """`lines`: those of store_benchmark, each an operation's name and its figures by subject."""
+    for line in lines:
+        what, rounds = line["operation"], figures.Rounds()
+        for i in range(len(line["us"][THEIRS])):
+            rounds.add({name: column[i] for name, column in line["us"].items()}, 0)
+        for name in rounds.times:
+            ratio = None if name == THEIRS else rounds.ratio(name, THEIRS).median
+            median = rounds.seconds(name).median
+            shown = figures.NONE if ratio is None else f"{ratio:.3f}"
+            table.add(what, name, rounds.seconds(name), shown)
+            if ratio is not None and what in TARGETS:
+                table.notes.append(figures.target(f"{what}, {name}", ratio, TARGETS[what], "of it"))
+            if ratio is not None and what == WAKE:
+                table.notes.append(figures.target(f"{what}, {name}", median, WAKE_TARGET_US, "us"))
 
 
 def run_store(context, section):
@@ -29,9 +31,8 @@ def run_store(context, section):
     command = [context.program("store-benchmark")]
     if context.quick:
         command += ["--rounds=3", "--calls=50", "--members=16", "--join_rounds=2"]
-    text = run_program(command)
+    *lines, last = parse_events(run_program(command))
     table = section.table("One operation", ["operation", "store", "us", "to TCPStore"])
-    rows = parse_store(text)
-    for what, who, median, first, third, ratio in rows:
-        table.add(what, who, Quartiles(first, median, third), ratio or figures.NONE)
-    section.data = {"rows": rows, "output": text}
+    add_rows(table, lines)
+    table.notes.append(f"The server's commands in 1 s of 8 blocked waits: {last['polls']}.")
+    section.data = {"rounds": lines}
