@@ -40,12 +40,11 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "ddp/comm/backend_factory/backend_factory.h"
+#include "nlohmann/json.hpp"
 #include "tools/bench/file_barrier.h"
 
 DEFINE_int32(rank, 0, "of this process");
@@ -59,6 +58,7 @@ namespace ddp {
 namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using Json = nlohmann::json;
 
 constexpr char kRegistered[] = "registered";
 
@@ -86,21 +86,14 @@ int64_t ThreadCpuNanoseconds() {
   return time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
-std::string Quoted(std::string text) {
-  for (char& c : text) {
-    if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' ') c = ' ';
-  }
-  return absl::StrCat("\"", text, "\"");
-}
-
-// Returns what `text` returns, or the reason of its exception as an error.
-std::string OrError(const std::function<std::string()>& text) {
+// Returns what `answer` returns, or the reason of its exception as an error.
+Json OrError(const std::function<Json()>& answer) {
   try {
-    return text();
+    return answer();
   } catch (const c10::Error& error) {
-    return absl::StrCat("{\"error\": ", Quoted(error.what_without_backtrace()), "}");
+    return {{"error", error.what_without_backtrace()}};
   } catch (const std::exception& error) {
-    return absl::StrCat("{\"error\": ", Quoted(error.what()), "}");
+    return {{"error", error.what()}};
   }
 }
 
@@ -119,53 +112,41 @@ class Collectives {
     }
   }
 
-  std::string Hello() const {
-    std::vector<std::string> reasons, registers;
-    for (const auto& [name, reason] : reasons_) {
-      reasons.push_back(absl::StrCat(Quoted(name), ": ", Quoted(reason)));
-    }
-    for (const auto& [name, backend] : backends_) {
-      const bool can = backend->supportsTensorAlloc(0);
-      registers.push_back(absl::StrCat(Quoted(name), ": ", can ? "true" : "false"));
-    }
-    return absl::StrCat("{\"version\": \"LibTorch ", TORCH_VERSION, "\", \"backends\": {",
-                        absl::StrJoin(reasons, ", "), "}, \"registers\": {",
-                        absl::StrJoin(registers, ", "), "}}");
+  Json Hello() const {
+    Json registers = Json::object();
+    for (const auto& [name, backend] : backends_) registers[name] = backend->supportsTensorAlloc(0);
+    return {
+        {"version", "LibTorch " TORCH_VERSION}, {"backends", reasons_}, {"registers", registers}};
   }
 
-  std::string Time(const Request& request, int count) {
-    const Call call = request.backend == "memcpy" ? Call{} : MakeCall(request);
-    void* from = nullptr;
-    void* to = nullptr;
+  Json Time(const Request& request, int count) {
+    std::function<void()> once;
     if (request.backend == "memcpy") {
       const int64_t elements = (request.bytes + 3) / 4;
-      from = Buffer(request, 0, elements).data_ptr();
-      to = Buffer(request, 1, elements).data_ptr();
+      once = [from = Buffer(request, 0, elements).data_ptr(),
+              to = Buffer(request, 1, elements).data_ptr(), bytes = request.bytes] {
+        memcpy(to, from, bytes);
+        asm volatile("" : : "r"(to) : "memory");  // the copy is not removed
+      };
+    } else {
+      once = [call = MakeCall(request)] { call.start()->wait(); };
     }
     barrier_.Wait();
     const int64_t cpu = ThreadCpuNanoseconds();
     const int64_t start = MonotonicNanoseconds();
-    if (from != nullptr) {
-      for (int i = 0; i < count; ++i) {
-        memcpy(to, from, request.bytes);
-        asm volatile("" : : "r"(to) : "memory");  // the copy is not removed
-      }
-    } else {
-      for (int i = 0; i < count; ++i) call.start()->wait();
-    }
+    for (int i = 0; i < count; ++i) once();
     const int64_t end = MonotonicNanoseconds();
-    return absl::StrCat("{\"start_ns\": ", start, ", \"end_ns\": ", end,
-                        ", \"cpu_ns\": ", ThreadCpuNanoseconds() - cpu, "}");
+    return {{"start_ns", start}, {"end_ns", end}, {"cpu_ns", ThreadCpuNanoseconds() - cpu}};
   }
 
-  std::string Check(const Request& request) {
+  Json Check(const Request& request) {
     const Call call = MakeCall(request);
     call.input.copy_(Pattern(0, call.input.numel(), FLAGS_rank));
     call.start()->wait();
     const at::Tensor& found = call.output.defined() ? call.output : call.input;
     const int64_t wrong = found.ne(Expected(request, found.numel())).sum().item<int64_t>();
     call.input.zero_();  // sums of zeros stay finite, however often they are repeated
-    return absl::StrCat("{\"wrong\": ", wrong, "}");
+    return {{"wrong", wrong}};
   }
 
  private:

@@ -1,25 +1,21 @@
-// A rank of ddp_step_benchmark.py on our side: does training steps of one model on request.
+// A rank of tools/bench/report on our side: does training steps of one model on request.
 // ddp_step_benchmark_torch.py is the same on PyTorch's side, line by line.
 //
 // The ranks find each other by the environment, as under torchrun. Requests come on stdin, one a
 // line:
 //
-//   steps MODE COUNT     answered by {"starts_ns": [...], "updates_ns": [...], "ends_ns": [...],
-//                        "minor_faults": n, "gradient_sum": x}; the first request of a mode also
-//                        makes its model
+//   steps MODE COUNT     answered by {"starts_ns": [...], "ends_ns": [...], "minor_faults": n,
+//                        "gradient_sum": x}; the first request of a mode also makes its model
 //
-//   checkpoint FOLDER    answered by {"bytes": n, "save_ns": a, "restore_ns": b}: a checkpoint of
-//                        the plain model by all ranks, in a folder that does not exist
+//   checkpoint FOLDER    answered by {"save_ns": a, "restore_ns": b}: a checkpoint of the plain
+//                        model by all ranks, in a folder that does not exist
 //
 // MODE is plain (no DDP), default, or some of view, static, find_unused, check, noop, joined by
-// "+". With check, every forward compares the parameters of all ranks.
-//
-// For zero_step_benchmark.py, which PyTorch's side has not: the word adam adds the step of an Adam,
-// or of one over shards with zero, zero_whole, zero_scatter or zero_overlap. "gradient_sum" is then
-// the sum of the parameters, and "updates_ns" tells when each optimizer's step began.
+// "+". With check, every forward compares the parameters of all ranks. PyTorch's side has not: the
+// word adam adds the step of an Adam, or of one over shards with zero, zero_whole, zero_scatter or
+// zero_overlap. "gradient_sum" is then the sum of the parameters.
 
 #include <gflags/gflags.h>
-#include <stdio.h>
 #include <sys/resource.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -38,13 +34,14 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "ddp/common/logging.h"
@@ -52,6 +49,7 @@
 #include "ddp/default_hooks.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
 #include "elastic/checkpoint/checkpointer.h"
+#include "nlohmann/json.hpp"
 #include "tools/bench/file_barrier.h"
 
 DEFINE_string(model, "chain", "chain, conv or transformer");
@@ -63,6 +61,8 @@ DEFINE_string(barrier, "", "a file of 64 zero bytes per rank, for this run alone
 
 namespace ddp {
 namespace {
+
+using Json = nlohmann::json;
 
 // The models. ddp_step_benchmark_torch.py has the same ones, layer by layer. Their parameters are
 // a fixed function of their place, so that both sides compute the same gradients.
@@ -257,6 +257,9 @@ std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(
   return std::make_unique<ZeroRedundancyOptimizer<torch::optim::Adam>>(model, options, zero);
 }
 
+const std::set<std::string> kModes = {"default", "view", "static", "find_unused",
+                                      "check",   "noop", "adam"};
+
 Subject MakeSubject(const std::string& mode, const std::shared_ptr<ProcessGroup>& group) {
   Subject subject;
   subject.model = MakeModel();
@@ -265,25 +268,16 @@ Subject MakeSubject(const std::string& mode, const std::shared_ptr<ProcessGroup>
     return subject;
   }
   DistributedDataParallelOptions options;
-  bool noop = false;
   const std::vector<std::string> words = absl::StrSplit(mode, '+');
   for (const std::string& word : words) {
-    if (word == "view") {
-      options.gradient_as_bucket_view = true;
-    } else if (word == "static") {
-      options.static_graph = true;
-    } else if (word == "find_unused") {
-      options.find_unused_parameters = true;
-    } else if (word == "check") {
-      options.check_parameters_every = 1;
-    } else if (word == "noop") {
-      noop = true;
-    } else {
-      CHECK(word == "default" || word == "adam" || word.starts_with("zero")) << "no mode " << mode;
-    }
+    if (word == "view") options.gradient_as_bucket_view = true;
+    if (word == "static") options.static_graph = true;
+    if (word == "find_unused") options.find_unused_parameters = true;
+    if (word == "check") options.check_parameters_every = 1;
+    CHECK(kModes.contains(word) || word.starts_with("zero")) << "no mode " << mode;
   }
   subject.wrapped = std::make_unique<DistributedDataParallel<Model>>(subject.model, group, options);
-  if (noop) {
+  if (absl::c_linear_search(words, "noop")) {
     subject.wrapped->register_comm_hook(
         0, [](int, GradBucket& bucket) { return noop_hook(bucket); }, "noop");
   }
@@ -312,8 +306,8 @@ double SumOf(const Subject& subject) {
 
 // Removes the gradients before the clock starts. Every rank measures from the barrier to its own
 // end; the slowest rank's time is the step's.
-std::string Steps(Subject& subject, const torch::Tensor& input, int count, FileBarrier& barrier) {
-  std::vector<int64_t> starts, updates, ends;
+Json Steps(Subject& subject, const torch::Tensor& input, int count, FileBarrier& barrier) {
+  std::vector<int64_t> starts, ends;
   int64_t faults = 0;
   for (int i = 0; i < count; ++i) {
     for (torch::Tensor& parameter : subject.model->parameters()) parameter.mutable_grad().reset();
@@ -321,32 +315,26 @@ std::string Steps(Subject& subject, const torch::Tensor& input, int count, FileB
     const int64_t faults_before = MinorFaults();
     starts.push_back(MonotonicNanoseconds());
     subject.forward(input).pow(2).mean().backward();
-    updates.push_back(MonotonicNanoseconds());
     if (subject.optimizer) subject.optimizer->step();
     ends.push_back(MonotonicNanoseconds());
     faults += MinorFaults() - faults_before;
   }
-  char gradient_sum[40];
-  snprintf(gradient_sum, sizeof(gradient_sum), "%.17g", SumOf(subject));
-  return absl::StrCat("{\"starts_ns\": [", absl::StrJoin(starts, ","), "], \"updates_ns\": [",
-                      absl::StrJoin(updates, ","), "], \"ends_ns\": [", absl::StrJoin(ends, ","),
-                      "], \"minor_faults\": ", faults, ", \"gradient_sum\": ", gradient_sum, "}");
+  return {{"starts_ns", starts},
+          {"ends_ns", ends},
+          {"minor_faults", faults},
+          {"gradient_sum", SumOf(subject)}};
 }
 
 // Saves and restores the model, as one collective of all ranks each. save() is durable when it
 // returns. The restore finds the bytes in the page cache.
-std::string Checkpoint(const std::shared_ptr<Model>& model, const std::string& folder,
-                       ProcessGroup& group, FileBarrier& barrier) {
+Json Checkpoint(const std::shared_ptr<Model>& model, const std::string& folder, ProcessGroup& group,
+                FileBarrier& barrier) {
   elastic::Checkpointer checkpointer({.folder = folder,
                                       .rank = group.rank(),
                                       .world_size = group.size(),
                                       .store = group.store(),
                                       .on_error = elastic::Checkpointer::OnError::kThrow});
   elastic::TrainingState state{.model = model.get(), .step = 1};
-  int64_t bytes = 0;
-  for (const torch::Tensor& parameter : model->parameters()) {
-    bytes += static_cast<int64_t>(parameter.nbytes());
-  }
   barrier.Wait();
   const int64_t start = MonotonicNanoseconds();
   checkpointer.save(state);
@@ -354,8 +342,7 @@ std::string Checkpoint(const std::shared_ptr<Model>& model, const std::string& f
   barrier.Wait();
   const int64_t again = MonotonicNanoseconds();
   CHECK(checkpointer.restore(state).has_value()) << "nothing was restored from " << folder;
-  return absl::StrCat("{\"bytes\": ", bytes, ", \"save_ns\": ", saved - start,
-                      ", \"restore_ns\": ", MonotonicNanoseconds() - again, "}");
+  return {{"save_ns", saved - start}, {"restore_ns", MonotonicNanoseconds() - again}};
 }
 
 int Serve() {
@@ -364,7 +351,7 @@ int Serve() {
   FileBarrier barrier(FLAGS_barrier, group->rank(), group->size());
   const torch::Tensor input = MakeInput(group->rank());
   std::map<std::string, Subject> subjects;
-  std::cout << "{\"version\": \"LibTorch " << TORCH_VERSION << "\"}" << std::endl;
+  std::cout << Json{{"version", "LibTorch " TORCH_VERSION}} << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
     std::string command, mode;
@@ -386,7 +373,7 @@ int Serve() {
 }  // namespace ddp
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage("one rank of tools/bench/ddp_step_benchmark");
+  gflags::SetUsageMessage("one rank of tools/bench/report");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   return ddp::Serve();
 }

@@ -1,7 +1,6 @@
-// A rank of hierarchical_benchmark.py: sums a tensor over all ranks with several backends in turn.
-//
-// It is also a rank of the report's section peer_death (reporting/group_sections.py), where all
-// ranks are on one host and one of them is killed.
+// A rank of the report's section hosts (reporting/group_sections.py): sums a tensor over all ranks
+// with several backends in turn. Also a rank of the section peer_death, where all ranks are on one
+// host and one of them is killed.
 //
 // The ranks find each other by the environment, as under torchrun. With MASTER_PORT=0, rank 0 binds
 // a free port and prints it; the other ranks are then started with that port. Each rank prints a
@@ -17,7 +16,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -31,6 +29,7 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "ddp/ddp.h"
+#include "nlohmann/json.hpp"
 
 DEFINE_string(backends, "gloo,hierarchical",
               "to take turns; \"hosts\" is hierarchical with "
@@ -46,6 +45,8 @@ DEFINE_int64(ballast_mib, 0,
 
 namespace ddp {
 namespace {
+
+void Print(const nlohmann::json& line) { std::cout << line << std::endl; }
 
 struct Traffic {
   int64_t received = 0;
@@ -85,7 +86,7 @@ std::vector<Contestant> Connect() {
   options.port = static_cast<uint16_t>(Number("MASTER_PORT"));
   options.isServer = Number("RANK") == 0;
   const auto store = c10::make_intrusive<c10d::TCPStore>(std::getenv("MASTER_ADDR"), options);
-  if (options.port == 0) std::cout << R"({"port": )" << store->getPort() << "}" << std::endl;
+  if (options.port == 0) Print({{"port", store->getPort()}});
   std::vector<Contestant> contestants;
   for (const auto part : absl::StrSplit(FLAGS_backends, ',')) {
     const std::string name(part);
@@ -115,14 +116,10 @@ void Measure(const Contestant& contestant, ProcessGroup& referee, const torch::T
   const Traffic after = TrafficNow();
   const int size = contestant.group->size();
   TORCH_CHECK(tensor.eq(size * (size + 1) / 2).all().item<bool>(), "a wrong sum");
-  std::cout << R"({"backend": ")" << contestant.name << R"(", "seconds": )"
-            << static_cast<double>(end_ns - start_ns) / 1e9 << R"(, "sent": )"
-            << after.sent - before.sent << R"(, "received": )" << after.received - before.received
-            << "}" << std::endl;
-}
-
-void PrintFailure(int64_t failed_ns, int rank) {
-  std::cout << R"({"failed_ns": )" << failed_ns << R"(, "rank": )" << rank << "}" << std::endl;
+  Print({{"backend", contestant.name},
+         {"seconds", static_cast<double>(end_ns - start_ns) / 1e9},
+         {"sent", after.sent - before.sent},
+         {"received", after.received - before.received}});
 }
 
 // Returns after the error. Throws when no error comes in time.
@@ -130,12 +127,13 @@ void SumUntilFailure(ProcessGroup& group, const torch::Tensor& tensor) {
   const int64_t end_ns = MonotonicNanoseconds() + FLAGS_patience_seconds * int64_t{1'000'000'000};
   try {
     group.all_reduce(tensor);
-    std::cout << R"({"running": )" << group.rank() << "}" << std::endl;
+    Print({{"running", group.rank()}});
     while (MonotonicNanoseconds() < end_ns) group.all_reduce(tensor);
   } catch (const PeerFailedError& error) {
-    return PrintFailure(MonotonicNanoseconds(), error.rank());
+    Print({{"failed_ns", MonotonicNanoseconds()}, {"rank", error.rank()}});
+    return;
   } catch (const CommunicationError& error) {
-    PrintFailure(MonotonicNanoseconds(), -1);
+    Print({{"failed_ns", MonotonicNanoseconds()}, {"rank", -1}});
     std::cerr << error.what_without_backtrace() << std::endl;
     return;
   }

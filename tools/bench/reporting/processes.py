@@ -109,7 +109,8 @@ class Logged:
 def redis_server(folder, port=0):
     """Runs a server on a socket, and on a TCP port unless that is 0. Yields the socket's path."""
     path = os.path.join(folder, "redis.sock")
-    command = ["redis-server", "--port", str(port), "--unixsocket", path, "--save", "", "--dir", folder]
+    command = ["redis-server", "--port", str(port), "--unixsocket", path, "--dir", folder]
+    command += ["--save", "", "--protected-mode", "no"]
     with Logged(command, os.path.join(folder, "redis.log")) as server:
         wait_for("Redis server", lambda: os.path.exists(path), server.why_ended)
         yield path

@@ -25,7 +25,6 @@ class Report:
     """The tables of a report in Markdown, by title: a list of rows, each a list of cells."""
 
     def __init__(self, text):
-        self.text = text
         self.tables = {}
         title = ""
         for line in text.splitlines():
@@ -51,93 +50,82 @@ class Report:
         raise Missing(f'it has no table that begins with "{begin}"')
 
     def cell(self, begin, row, column):
-        """The median in a cell of the table whose title begins so; `column`: its heading."""
+        """A cell of the table whose title begins so; `column`: its heading."""
         heading, *rows = self.tables[self.title(begin)]
         for cells in rows:
             if cells[0] == row and column in heading:
-                return cells[heading.index(column)].split(" [")[0]
+                return cells[heading.index(column)]
         raise Missing(f'its table "{begin}" has no row "{row}" with a column "{column}"')
 
-    def steps(self, model):
+    def number(self, *cell):
+        """Two digits of a cell's median: no README promises a millisecond."""
+        value = float(f"{float(self.cell(*cell).split(' [')[0].replace(',', '')):.2g}")
+        return f"{value:,.0f}" if value >= 10 else f"{value:g}"
+
+    def step(self, model):
         """(ours, PyTorch's best mode): a step to the plain step of the same side."""
-        figure = self.cell_of_gate(f"step, {model}, beside PyTorch's best mode")
+        figure = self.cell("Gates", f"step, {model}, beside PyTorch's best mode", "figure")
         found = re.fullmatch(r"([\d.]+) \[.*\] beside ([\d.]+) \[.*\]", figure)
         if not found:
             raise Missing(f"it has no quiet rounds of {model} beside PyTorch: {figure}")
-        return found.groups()
-
-    def cell_of_gate(self, name):
-        for cells in self.tables.get("Gates", []):
-            if cells[0] == name:
-                return cells[2]
-        raise Missing(f'it has no gate "{name}"')
-
-
-def _number(text):
-    """Two digits of a figure: no README promises a millisecond."""
-    value = float(f"{float(text.replace(',', '')):.2g}")
-    return f"{value:,.0f}" if value >= 10 else f"{value:g}"
+        return [f"{float(x):.2f}" for x in found.groups()]
 
 
 def _step(report):
-    (ours, theirs), (our_conv, their_conv) = report.steps("transformer"), report.steps("conv")
+    ours, theirs = map(", ".join, zip(report.step("transformer"), report.step("conv")))
     what = "A training step, in steps of the same program without DDP: transformer, convolutions"
-    ratios = [f"{float(x):.2f}" for x in (ours, our_conv, theirs, their_conv)]
-    return what, ", ".join(ratios[:2]), f"PyTorch DDP in its best mode: {', '.join(ratios[2:])}"
+    return what, ours, f"PyTorch DDP in its best mode: {theirs}"
 
 
 def _restart(report):
-    def seconds(launcher, column):
-        return _number(report.cell("One Python program", launcher, column))
+    def seconds(launcher):
+        columns = ("s to the first line", "s to the first all-reduce")
+        return ", ".join(f"{report.number('One Python program', launcher, x)} s" for x in columns)
 
-    columns = ("s to the first line", "s to the first all-reduce")
-    ours, theirs = [[seconds(x, column) for column in columns] for x in ("ddprun", "torchrun")]
     what = "A rank of a Python program is killed, until the new ranks' first line, first all-reduce"
-    return what, f"{ours[0]} s, {ours[1]} s", f"torchrun: {theirs[0]} s, {theirs[1]} s"
+    return what, seconds("ddprun"), f"torchrun: {seconds('torchrun')}"
 
 
 def _recovery(report):
-    table, row = "Digits trainer, 2 ranks", "the first step of all ranks"
+    seconds = report.number("Digits trainer, 2 ranks", "the first step of all ranks", "")
     what = "A rank of a C++ trainer is killed, until the next step of all ranks"
-    return what, f"{_number(report.cell(table, row, ''))} s", ""
+    return what, f"{seconds} s", ""
 
 
 def _node_loss(report):
-    table, column = "Network namespaces, two ranks each", "s to the survivors' first step"
-    default, short = [
-        _number(report.cell(table, row, column)) for row in ("default settings", "--lease-ms=1000")
-    ]
+    def seconds(row):
+        column = "s to the survivors' first step"
+        return report.number("Network namespaces, two ranks each", row, column)
+
     what = "One host of three loses its power, until the next step of the others"
-    return what, f"{default} s; {short} s with `--lease-ms=1000`", ""
+    short = f"{seconds('--lease-ms=1000')} s with `--lease-ms=1000`"
+    return what, f"{seconds('default settings')} s; {short}", ""
 
 
 def _launch(report):
-    column = "ms to the first moment of the worker"
-    ours, theirs = [
-        _number(report.cell("Start", f"{x} --standalone", column)) for x in ("ddprun", "torchrun")
-    ]
-    return "From the command to a worker's first moment", f"{ours} ms", f"torchrun: {theirs} ms"
+    def ms(launcher):
+        column = "ms to the first moment of the worker"
+        return f"{report.number('Start', f'{launcher} --standalone', column)} ms"
+
+    what = "From the command to a worker's first moment"
+    return what, ms("ddprun"), f"torchrun: {ms('torchrun')}"
 
 
 def _agents(report):
-    table, agents = "One Redis", "10,000"
-    again = _number(report.cell(table, agents, "s until all have joined again"))
-    told = _number(report.cell(table, agents, "s until all know of a failure"))
-    what = "10,000 nodes on one Redis: all know of a failure, all have joined again"
-    return what, f"{told} s, {again} s", ""
+    columns = ("s until all know of a failure", "s until all have joined again")
+    times = ", ".join(f"{report.number('One Redis', '10,000', column)} s" for column in columns)
+    return "10,000 nodes on one Redis: all know of a failure, all have joined again", times, ""
 
 
 def _faults(report):
     title = r"[\d,]+ simulated jobs"
     jobs = re.match(title, report.title(title))[0]
     faults = report.cell(title, "all", "times")
-    what = f"{faults} faults and newcomers in {jobs}: jobs that break a requirement"
-    return what, "0", ""
+    return f"{faults} faults and newcomers in {jobs}: jobs that break a requirement", "0", ""
 
 
 def _corruption(report):
-    title = "Damages of a checkpoint"
-    made, found = [report.cell(title, "all", column) for column in ("times", "found")]
+    made, found = [report.cell("Damages of a checkpoint", "all", x) for x in ("times", "found")]
     return "Damaged checkpoints that a load finds and passes over", f"{found} of {made}", ""
 
 

@@ -398,7 +398,7 @@ class PartsTest(unittest.TestCase):
             ],
         )
         (note,) = table.notes
-        self.assertIn("get, RedisStore TCP: 0.588 of it; target under 0.6 of it: met", note)
+        self.assertIn("get, RedisStore TCP: 0.588 of TCPStore's time; target under 0.6", note)
 
     def test_a_round_of_checkpoints_leaves_nothing(self):
         class Side:

@@ -16,14 +16,17 @@ def add_rows(table, lines):
         for i in range(len(line["us"][THEIRS])):
             rounds.add({name: column[i] for name, column in line["us"].items()}, 0)
         for name in rounds.times:
-            ratio = None if name == THEIRS else rounds.ratio(name, THEIRS).median
-            median = rounds.seconds(name).median
-            shown = figures.NONE if ratio is None else f"{ratio:.3f}"
-            table.add(what, name, rounds.seconds(name), shown)
-            if ratio is not None and what in TARGETS:
-                table.notes.append(figures.target(f"{what}, {name}", ratio, TARGETS[what], "of it"))
-            if ratio is not None and what == WAKE:
-                table.notes.append(figures.target(f"{what}, {name}", median, WAKE_TARGET_US, "us"))
+            if name == THEIRS:
+                table.add(what, name, rounds.seconds(name), figures.NONE)
+                continue
+            ratio, name_of_note = rounds.ratio(name, THEIRS).median, f"{what}, {name}"
+            table.add(what, name, rounds.seconds(name), f"{ratio:.3f}")
+            if what in TARGETS:
+                limit, unit = TARGETS[what], "of TCPStore's time"
+                table.notes.append(figures.target(name_of_note, ratio, limit, unit))
+            if what == WAKE:
+                median = rounds.seconds(name).median
+                table.notes.append(figures.target(name_of_note, median, WAKE_TARGET_US, "us"))
 
 
 def run_store(context, section):
