@@ -1,4 +1,4 @@
-"""One rank of ddp_step_benchmark.py on PyTorch's side: does training steps of one model on request.
+"""One rank of tools/bench/report on PyTorch's side: does training steps of one model on request.
 
 The same as ddp_step_benchmark_worker.cc, which says what the requests are.
 """

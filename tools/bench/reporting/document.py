@@ -43,7 +43,7 @@ class Section:
     title: str
     not_run: str = ""
     tables: list = field(default_factory=list)
-    plots: dict = field(default_factory=dict)  # file name -> svg.Plot or svg.Bars
+    plots: dict = field(default_factory=dict)  # file name -> svg.Plot
     gates: list = field(default_factory=list)
     data: dict = field(default_factory=dict)  # for the JSON file alone
     text: str = ""  # the output of a program, as it is

@@ -72,19 +72,22 @@ class PlotTest(unittest.TestCase):
     def test_an_empty_plot_is_still_one(self):
         self.assertEqual(drawn(self.plot([]), "circle"), [])
 
-    def test_bars_stand_on_the_axis_and_missing_ones_are_left_out(self):
-        bars = svg.Bars(
-            "b", svg.Axis("ratio", from_zero=True), ["small", "large"],
-            [("ours", [(1.0, 0.9, 1.1), None]), ("theirs", [2.0, 4.0])], [(1.0, "limit")],
-        )  # fmt: skip
-        text = svg.render(bars)
-        shown = [r for r in drawn(text, "rect") if r.get("x")]
-        ends = [float(r.get("y")) + float(r.get("height")) for r in shown]
-        self.assertEqual(len(shown), 3)
-        self.assertEqual(len({round(end, 1) for end in ends}), 1)
-        heights = [float(r.get("height")) for r in shown]
-        self.assertAlmostEqual(heights[2] / heights[1], 2, places=2)
-        self.assertIn("limit", words(text))
+    def test_points_of_groups_stand_over_their_names_and_missing_ones_are_left_out(self):
+        x, y = svg.Axis("model", groups=["small", "large"]), svg.Axis("ratio", from_zero=True)
+        lines = [svg.Line("ours", [(-0.2, 1.0, 0.9, 1.1)], joined=False)]
+        lines.append(svg.Line("theirs", [(0, 2.0), (1, 4.0)], joined=False))
+        text = svg.render(svg.Plot("b", x, y, lines, [(1.0, "limit")]))
+        ours, small, large = drawn(text, "circle")
+        names = {name.text: float(name.get("x")) for name in drawn(text, "text")}
+        for point, name in ((small, "small"), (large, "large")):
+            self.assertAlmostEqual(float(point.get("cx")), names[name], places=1)
+        self.assertLess(float(ours.get("cx")), names["small"])
+        floor = max(float(tick.get("y")) for tick in drawn(text, "text") if tick.text == "0") - 4
+        heights = [floor - float(point.get("cy")) for point in (ours, small, large)]
+        self.assertAlmostEqual(heights[1] / heights[0], 2, places=1)
+        self.assertAlmostEqual(heights[2] / heights[1], 2, places=1)
+        self.assertEqual(drawn(text, "polyline"), [])
+        self.assertIn("limit", names)
 
 
 class DocumentTest(unittest.TestCase):

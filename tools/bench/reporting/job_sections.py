@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ def run_launch(context, section):
 
 PROGRAM = os.path.join(processes.BENCH, "torchrun_program.py")
 MAX_RESTARTS = 4  # the kill costs one
+LINE_SHARE = 0.33  # the most that ddprun may take of torchrun's time to the first line
 HANG_S = 60  # a job that has not come back by then counts as given up
 
 
@@ -196,6 +198,11 @@ def _beside_torchrun(context, table):
             f"{name}: {len(those)} kills, {sum(r.burnt for r in known)} restarts beyond them, "
             f"{len(those) - len(known)} jobs given up."
         )
+    for what, kind, limit in (("line", "line_s", LINE_SHARE), ("all-reduce", "sum_s", 1)):
+        ours, theirs = (statistics.median(getattr(r, kind) for r in restarts[name])
+                        for name in commands)  # fmt: skip
+        words = f"ddprun's time to the first {what}"
+        table.notes.append(target(words, ours / theirs, limit, "of torchrun's"))
     return {name: [[r.line_s, r.sum_s] for r in those] for name, those in restarts.items()}
 
 

@@ -241,30 +241,28 @@ def run_steps(context, section):
         section.data[model.name] = contest.rounds.as_json()
         section.data["versions"] = contest.versions
         contests.append(contest)
-    section.plots["steps.svg"] = _step_bars(contests)
+    section.plots["steps.svg"] = _step_plot(contests)
 
 
-def _step_bars(contests):
+def _step_plot(contests):
     """Of the quiet rounds; where none was quiet, of the disturbed ones, as the name then says."""
-
-    def column(contest, side, mode):
-        disturbed = not contest.rounds.indexes()
-        key = (side, mode) if mode else contest.best(side, disturbed)
-        found = contest.ratio(key, disturbed) if key else None
-        return (found.median, found.first, found.third) if found else None
-
-    def name(contest):
-        return contest.model.name + ("" if contest.rounds.indexes() else " (disturbed)")
-
     wanted = [("ours, default", OURS, "default"), ("PyTorch, default", THEIRS, "default")]
     wanted.append(("PyTorch, best mode", THEIRS, ""))
-    return svg.Bars(
-        "Step with gradient synchronization, 2 ranks",
-        svg.Axis("ratio to the plain step", from_zero=True),
-        [name(c) for c in contests],
-        [(words, [column(c, side, mode) for c in contests]) for words, side, mode in wanted],
-        marks=[(1.0, "plain step")],
-    )
+    lines = []
+    for beside, (words, side, mode) in enumerate(wanted):
+        points = []
+        for place, contest in enumerate(contests):
+            disturbed = not contest.rounds.indexes()
+            key = (side, mode) if mode else contest.best(side, disturbed)
+            found = contest.ratio(key, disturbed) if key else None
+            if found:
+                x = place + 0.2 * (beside - 1)
+                points.append((x, found.median, found.first, found.third))
+        lines.append(svg.Line(words, points, joined=False))
+    names = [c.model.name + ("" if c.rounds.indexes() else " (disturbed)") for c in contests]
+    title = "Step with gradient synchronization, 2 ranks"
+    y = svg.Axis("ratio to the plain step", from_zero=True)
+    return svg.Plot(title, svg.Axis("model", groups=names), y, lines, [(1.0, "plain step")])
 
 
 # ---- Cost against the number of ranks, and of parameters ----------------------------------------

@@ -1,4 +1,4 @@
-"""Plots as SVG files, by the standard library alone: lines over a log or linear axis, and bars."""
+"""Plots as SVG files, by the standard library alone: lines or points over numbers or groups."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ class Axis:
     base: int = 10  # of a log axis' ticks
     name: object = None  # value -> text of a tick; None: the number
     from_zero: bool = False
+    groups: list = None  # names at 0, 1, 2 and so on; None: the axis has numbers
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Line:
     name: str
     points: list  # of (x, y) or (x, y, first quartile, third quartile)
     dashed: bool = False
+    joined: bool = True
 
 
 @dataclass
@@ -33,15 +35,6 @@ class Plot:
     y: Axis
     lines: list
     marks: list = field(default_factory=list)  # (y, text): horizontal lines, such as a limit
-
-
-@dataclass
-class Bars:
-    title: str
-    y: Axis
-    groups: list  # names along the x axis
-    series: list  # of (name, one value, (value, first, third) or None per group)
-    marks: list = field(default_factory=list)
 
 
 def short(value):
@@ -63,6 +56,8 @@ def size_text(count):
 
 def ticks(low, high, axis):
     """The values of the ticks within [low, high]."""
+    if axis.groups:
+        return range(len(axis.groups))
     if axis.log:
         first = math.floor(math.log(low, axis.base) + 1e-9)
         last = math.ceil(math.log(high, axis.base) - 1e-9)
@@ -77,6 +72,8 @@ def ticks(low, high, axis):
 
 def bounds(values, axis):
     """The ends of an axis that holds `values`. A log axis ends at a tick and leaves out zero."""
+    if axis.groups:
+        return (-0.5, len(axis.groups) - 0.5)
     if axis.log:
         values = [v for v in values if v > 0]
     if not values:
@@ -122,7 +119,7 @@ class _Canvas:
 
         for tick in ticks(low, high, axis):
             if low * 0.999 <= tick <= high * 1.001 or not axis.log:
-                draw(place(tick), (axis.name or short)(tick))
+                draw(place(tick), axis.groups[tick] if axis.groups else (axis.name or short)(tick))
         return place
 
     def y_axis(self, axis, values):
@@ -166,7 +163,8 @@ def dashes_of(line):
     return "5 3" if line.dashed else "none"
 
 
-def render_plot(plot):
+def render(plot):
+    """The text of the SVG file."""
     canvas = _Canvas(plot.title)
     shown = [[p for p in line.points if p[1] is not None and (p[1] > 0 or not plot.y.log)]
              for line in plot.lines]  # fmt: skip
@@ -175,40 +173,12 @@ def render_plot(plot):
     place_x = canvas.x_axis(plot.x, [p[0] for p in every])
     for i, (line, points) in enumerate(zip(plot.lines, shown)):
         way = " ".join(f"{place_x(p[0]):.1f},{place_y(p[1]):.1f}" for p in points)
-        canvas.add("polyline", f"points='{way}'", fill="none", stroke=color_of(i), stroke_width=2,
-                   stroke_dasharray=dashes_of(line))  # fmt: skip
+        if line.joined:
+            canvas.add("polyline", f"points='{way}'", fill="none", stroke=color_of(i),
+                       stroke_width=2, stroke_dasharray=dashes_of(line))  # fmt: skip
         for p in points:
             x = place_x(p[0])
             if len(p) == 4 and (p[2] > 0 or not plot.y.log):
                 canvas.line(x, place_y(p[2]), x, place_y(p[3]), color_of(i), 1.2)
             canvas.add("circle", f"cx='{x:.1f}' cy='{place_y(p[1]):.1f}'", r=3, fill=color_of(i))
     return canvas.finish(plot.marks, place_y, [(x.name, dashes_of(x)) for x in plot.lines])
-
-
-def render_bars(bars):
-    canvas = _Canvas(bars.title)
-    cells = [
-        [v if isinstance(v, tuple) or v is None else (v, v, v) for v in values]
-        for _, values in bars.series
-    ]
-    ys = [x for values in cells for v in values if v for x in v] + [m[0] for m in bars.marks]
-    place = canvas.y_axis(bars.y, ys)
-    room = (RIGHT - LEFT) / max(1, len(bars.groups))
-    width = room * 0.8 / max(1, len(bars.series))
-    for g, group in enumerate(bars.groups):
-        canvas.text(LEFT + room * (g + 0.5), BOTTOM + 20, group)
-        for s, values in enumerate(cells):
-            if values[g] is None:
-                continue
-            value, first, third = values[g]
-            x, top = LEFT + room * (g + 0.1) + width * s, min(place(value), BOTTOM)
-            size = f"width='{width * 0.92:.1f}' height='{BOTTOM - top:.1f}'"
-            canvas.add("rect", f"x='{x:.1f}' y='{top:.1f}' {size}", fill=color_of(s))
-            middle = x + width * 0.46
-            canvas.line(middle, place(first), middle, place(third), "#000", 1.2)
-    return canvas.finish(bars.marks, place, [(name, "none") for name, _ in bars.series])
-
-
-def render(picture):
-    """The text of the SVG file."""
-    return render_bars(picture) if isinstance(picture, Bars) else render_plot(picture)
