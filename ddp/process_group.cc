@@ -643,8 +643,8 @@ void ProcessGroup::ensure_usable() {
 
 void ProcessGroup::renew() {
   ThrowIfGone();
-  now_->communicator->Retire();
   if (!monitor_->failed()) monitor_->Report("the process group is being renewed");
+  now_->communicator->RetireForNext();
   const Membership next = now_->membership.Next();
   std::optional<GroupFailure> gone;
   try {

@@ -150,6 +150,11 @@ bool Communicator::ShutDown() {
   return true;
 }
 
+void Communicator::RetireForNext() {
+  Retire();
+  if (device_watch_) device_watch_->End();
+}
+
 std::shared_ptr<Communicator::Operation> Communicator::NewOperation() {
   ForgetComplete();
   std::shared_ptr<Operation> operation;

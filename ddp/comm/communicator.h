@@ -188,6 +188,11 @@ class Communicator {
   // Retires this communicator. ProcessGroup calls it when an incarnation ends, and for an error
   // that it finds itself.
   void Retire() { retired_ = true; }
+
+  // Retires this communicator before the next incarnation begins. Call it while a failure is known.
+  // Blocks until no operation of it is on a stream any more, complete or aborted: an operation that
+  // ends later would be reported as a failure of the next incarnation.
+  void RetireForNext();
   bool retired() const { return retired_; }
 
  private:

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <c10/core/Event.h>
@@ -19,6 +20,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -131,6 +133,55 @@ RANK_TEST(DeviceStreamsTest, ABarrierBlocksTheHost, 2) {
     group->barrier();
     AwaitKey(group, "returned");
   }
+}
+
+// A store that answers a question of the thread "ddp-device" late, and tells of the question first.
+class LateStore final : public c10d::PrefixStore {
+ public:
+  explicit LateStore(c10::intrusive_ptr<c10d::Store> store) : PrefixStore("late", store) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<LateStore>(store_->clone());
+  }
+  using PrefixStore::compareSet;
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
+    char thread[16] = {};
+    pthread_getname_np(pthread_self(), thread, sizeof(thread));
+    if (std::string(thread) == "ddp-device") {
+      store_->set("asked", std::vector<uint8_t>{1});
+      EXPECT_ANY_THROW(store_->wait({"nothing"}, std::chrono::seconds(1)));
+    }
+    return PrefixStore::compareSet(key, expected, desired);
+  }
+};
+
+// Rank 0 looks for the reason why a sum takes long when rank 1 reports a failure, and finds none
+// before the ranks have renewed the group.
+RANK_TEST(DeviceStreamsTest, ALateSumIsNoFailureOfTheNextIncarnation, 2) {
+  Install(1);
+  const Group world = DeviceGroup();
+  const auto group = std::make_shared<ProcessGroup>(
+      c10::make_intrusive<LateStore>(world->store()),
+      ProcessGroup::Place{.rank = world->rank(), .size = 2, .local_rank = world->rank()},
+      ProcessGroupOptions()
+          .make_backend(testing::ConnectSimulatedDevices)
+          .timeout(std::chrono::seconds(5)));
+  if (group->rank() == 0) {
+    group->all_reduce(Ones(group));
+    AwaitKey(world, "reported");
+  } else {
+    AwaitKey(world, "asked");
+    group->report_failure("no more data");
+    SetKey(world, "reported");
+  }
+  group->renew();
+  const torch::Tensor sum = Ones(group);
+  for (int round = 0; round < 3; ++round) {
+    group->all_reduce(sum);
+    group->barrier();
+  }
+  EXPECT_EQ(group->to_host(sum).sum().item<float>(), 8000);
 }
 
 // A model in which every operation is linear, with one parameter tensor.
