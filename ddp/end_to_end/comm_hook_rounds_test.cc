@@ -19,9 +19,11 @@ namespace ddp {
 namespace {
 
 using ::ddp::testing::ErrorOf;
+using ::ddp::testing::ErrorOfPeer;
 using ::ddp::testing::Flatten;
 using ::ddp::testing::Gradients;
 using ::ddp::testing::SameOnAllRanks;
+using ::ddp::testing::StepAfterFailure;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -89,8 +91,7 @@ CommHookRounds RankOneHook(const std::shared_ptr<RankOne>& state) {
           }}};
 }
 
-RANK_TEST(CommHookRoundsTest, RankOneCompressionEqualsItsReference, .world_size = {2, 3},
-          .not_on_device = "in a comm hook, torch::full() is the CPU's") {
+RANK_TEST(CommHookRoundsTest, RankOneCompressionEqualsItsReference, .world_size = {2, 3}) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group, kSmallBuckets);
@@ -183,8 +184,7 @@ CommHookRounds AverageHook(const std::shared_ptr<ProcessGroup>& group, const Fau
                       }}};
 }
 
-RANK_TEST(CommHookRoundsTest, RoundsAverageAsOneRoundDoes, .world_size = {1, 2},
-          .not_on_device = "in a comm hook, torch::full() is the CPU's") {
+RANK_TEST(CommHookRoundsTest, RoundsAverageAsOneRoundDoes, .world_size = {1, 2}) {
   const auto group = init_process_group();
   const Fault fault = Fault::kNone;
   for (const DistributedDataParallelOptions& options : std::vector<DistributedDataParallelOptions>{
@@ -205,8 +205,7 @@ RANK_TEST(CommHookRoundsTest, RoundsAverageAsOneRoundDoes, .world_size = {1, 2},
   }
 }
 
-RANK_TEST(CommHookRoundsTest, AJoinedRankTakesPartInEveryRound, .world_size = {2, 3},
-          .not_on_device = "in a comm hook, torch::full() is the CPU's") {
+RANK_TEST(CommHookRoundsTest, AJoinedRankTakesPartInEveryRound, .world_size = {2, 3}) {
   const auto group = init_process_group();
   const Fault fault = Fault::kNone;
   Net net;
@@ -222,8 +221,7 @@ RANK_TEST(CommHookRoundsTest, AJoinedRankTakesPartInEveryRound, .world_size = {2
   EXPECT_TRUE(SameOnAllRanks(*group, Flatten(net->parameters())));
 }
 
-RANK_TEST(CommHookRoundsTest, ErrorsNameTheRoundTheHookAndTheBucket, .world_size = 2,
-          .not_on_device = "in a comm hook, torch::full() is the CPU's") {
+RANK_TEST(CommHookRoundsTest, ErrorsNameTheRoundTheHookAndTheBucket, .world_size = 2) {
   const auto group = init_process_group();
   Net net;
   DistributedDataParallel model(net, group, kSmallBuckets);
@@ -235,9 +233,13 @@ RANK_TEST(CommHookRoundsTest, ErrorsNameTheRoundTheHookAndTheBucket, .world_size
            {Fault::kFailLater, "decompression failed"},
            {Fault::kWrongShape, "is a tensor of shape [1]"}}) {
     fault = Fault::kNone;
+    StepAfterFailure(*group, [&] { Step(model, *group, 0); });
     Step(model, *group, 0);
-    if (group->rank() == kCulprit) fault = next;
-    std::string text = ErrorOf<std::exception>([&] { Step(model, *group, 1); });
+    const bool culprit = group->rank() == kCulprit;
+    if (culprit) fault = next;
+    const auto step = [&] { Step(model, *group, 1); };
+    std::string text =
+        culprit ? ErrorOf<std::exception>(step) : ErrorOfPeer<std::exception>(*group, step);
     // The other rank may have all it needs; it learns of the failure in its next step.
     if (text == "no error") text = ErrorOf<std::exception>([&] { Step(model, *group, 2); });
     EXPECT_THAT(text, AllOf(HasSubstr("rank 1"), HasSubstr(news), HasSubstr("gradient bucket 0")));
@@ -249,6 +251,7 @@ RANK_TEST(CommHookRoundsTest, ErrorsNameTheRoundTheHookAndTheBucket, .world_size
     }
   }
   fault = Fault::kNone;
+  StepAfterFailure(*group, [&] { Step(model, *group, 3); });
   Step(model, *group, 3);
   EXPECT_TRUE(SameOnAllRanks(*group, Gradients(*net)));
 }

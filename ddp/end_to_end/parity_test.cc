@@ -328,8 +328,7 @@ void MisusesFinalizeBackward() {
 }
 
 RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlace, .world_size = {1, 2},
-          .environment = {{"DDP_BACKEND", "shm"}},
-          .not_on_device = "in a hook of a tensor, torch::cat() is the CPU's") {
+          .environment = {{"DDP_BACKEND", "shm"}}) {
   MisusesFinalizeBackward();
 }
 RANK_TEST(ParityTest, FinalizeBackwardIsCalledAtTheWrongPlaceOverGloo, .world_size = 2,
@@ -379,8 +378,7 @@ void FinalizesWithinTwoForwards() {
   }
 }
 RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwards, .world_size = {1, 2},
-          .environment = {{"DDP_BACKEND", "shm"}},
-          .not_on_device = "in a hook of a tensor, torch::cat() is the CPU's") {
+          .environment = {{"DDP_BACKEND", "shm"}}) {
   FinalizesWithinTwoForwards();
 }
 RANK_TEST(ParityTest, FinalizesByHandWithinTwoForwardsOverGloo, .world_size = 2,

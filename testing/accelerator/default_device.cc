@@ -26,14 +26,20 @@ std::optional<c10::Device>& Default() {
 // How many operators the calling thread is in, one inside of the other.
 thread_local int depth = 0;
 
+// Autograd records the step of a node, which its hooks are in, as a function too.
+bool IsOperator(const at::RecordFunction& function) { return function.operator_name().has_value(); }
+
 void CountOperators() {
-  at::addGlobalCallback(at::RecordFunctionCallback(
-                            [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
-                              ++depth;
-                              return nullptr;
-                            },
-                            [](const at::RecordFunction&, at::ObserverContext*) { --depth; })
-                            .scopes({at::RecordScope::FUNCTION}));
+  at::addGlobalCallback(
+      at::RecordFunctionCallback(
+          [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+            if (IsOperator(function)) ++depth;
+            return nullptr;
+          },
+          [](const at::RecordFunction& function, at::ObserverContext*) {
+            if (IsOperator(function)) --depth;
+          })
+          .scopes({at::RecordScope::FUNCTION}));
 }
 
 // torch::ones() calls at::ones() below autograd, and a program's own at::ones() is above it. What

@@ -1,9 +1,13 @@
 #include "testing/accelerator/default_device.h"
 
+#include <vector>
+
+#include <torch/csrc/autograd/engine.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/types.h>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/accelerator/accelerator.h"
 
@@ -29,6 +33,24 @@ TEST_F(DefaultDeviceTest, IsNotThatOfTheHostsTensors) {
   EXPECT_TRUE(at::ones({2}).is_cpu());
   EXPECT_TRUE(torch::ones({2}, torch::kCPU).is_cpu());
   EXPECT_TRUE(torch::ones({2}).cpu().is_cpu());
+}
+
+// Autograd's threads, and the callbacks at a backward's end.
+TEST_F(DefaultDeviceTest, IsThatOfTensorsInABackward) {
+  torch::nn::Linear linear(2, 3);
+  std::vector<c10::Device> devices;
+  linear->weight.register_hook([&](const torch::Tensor&) {
+    devices.push_back(torch::full({1}, 2).device());
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [&] { devices.push_back(torch::full({1}, 2.0).device()); });
+  });
+  const torch::Tensor output = linear->forward(torch::ones({1, 2}));
+  output.register_hook([&](const torch::Tensor& gradient) {
+    devices.push_back(torch::cat({torch::zeros({1}), gradient.reshape({-1})}).device());
+  });
+  output.sum().backward();
+  EXPECT_THAT(devices,
+              ::testing::ElementsAre(SimulatedDevice(1), SimulatedDevice(1), SimulatedDevice(1)));
 }
 
 // An operator of the CPU may make tensors without a device, for a number among its arguments.
