@@ -14,7 +14,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -61,47 +60,35 @@ struct Subject {
   StorePtr store;
 };
 
-// TCPStore's server, in a process that ends with this one.
-class TcpServerProcess {
- public:
-  TcpServerProcess() {
-    int ends[2];
-    TORCH_CHECK(pipe(ends) == 0);
-    const UniqueFd from(ends[0]);
-    const UniqueFd to(ends[1]);
-    pid_ = fork();
-    if (pid_ == 0) Serve(to.get());
-    TORCH_CHECK(read(from.get(), &port_, sizeof(port_)) == sizeof(port_), "no TCPStore server");
-  }
-  ~TcpServerProcess() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-
-  StorePtr Open() const {
-    c10d::TCPStoreOptions options;
-    options.port = port_;
-    options.waitWorkers = false;
-    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  }
-
- private:
-  [[noreturn]] static void Serve(int to) {
+// Starts TCPStore's server in a process that ends with this one. Returns its port.
+uint16_t StartTcpServer() {
+  int ends[2];
+  TORCH_CHECK(pipe(ends) == 0);
+  const UniqueFd from(ends[0]);
+  const UniqueFd to(ends[1]);
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  if (fork() == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    c10d::TCPStoreOptions options;
-    options.port = 0;
-    options.isServer = true;
-    options.waitWorkers = false;
     const c10d::TCPStore server("127.0.0.1", options);
     TORCH_CHECK(server.isLibUvBackend());
     const uint16_t port = server.getPort();
-    TORCH_CHECK(write(to, &port, sizeof(port)) == sizeof(port));
+    TORCH_CHECK(write(to.get(), &port, sizeof(port)) == sizeof(port));
     while (true) pause();
   }
+  uint16_t port = 0;
+  TORCH_CHECK(read(from.get(), &port, sizeof(port)) == sizeof(port), "no TCPStore server");
+  return port;
+}
 
-  pid_t pid_ = -1;
-  uint16_t port_ = 0;
-};
+StorePtr OpenTcpStore(uint16_t port) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -256,7 +243,7 @@ void CompareJoining(const std::vector<Subject>& subjects) {
 }
 
 void Run() {
-  const TcpServerProcess tcp_server;  // forked while this process has one thread
+  const uint16_t tcp_port = StartTcpServer();  // forked while this process has one thread
   const auto redis = testing::RedisFixture::StartTcp();
   store::StoreAddress by_tcp = redis->Address();
   store::StoreAddress by_socket = by_tcp;
@@ -264,7 +251,7 @@ void Run() {
   const auto redis_at = [](const store::StoreAddress& address) {
     return [address]() -> StorePtr { return c10::make_intrusive<store::RedisStore>(address); };
   };
-  std::vector<Subject> subjects = {{"TCPStore", [&] { return tcp_server.Open(); }, nullptr},
+  std::vector<Subject> subjects = {{"TCPStore", [&] { return OpenTcpStore(tcp_port); }, nullptr},
                                    {"RedisStore TCP", redis_at(by_tcp), nullptr},
                                    {"RedisStore socket", redis_at(by_socket), nullptr}};
   for (Subject& subject : subjects) subject.store = subject.open();
