@@ -10,7 +10,7 @@ from reporting.disturbance import CollectiveWorkers, Watch, seconds_of
 from reporting.figures import Rounds
 from reporting.processes import BenchmarkError, NotRun
 
-MPI_SOURCE = os.path.join(processes.BENCH, "collective_benchmark_mpi.c")
+MPI_SOURCE = os.path.join(processes.BENCH, "collective_worker_mpi.c")
 COLLECTIVES = ["allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall"]
 SIZES = [4**power for power in range(1, 15)]  # 4 B to 256 MiB
 # Of a rank of two, and of all ranks where there are more: buffers of more would not fit a small
@@ -104,7 +104,7 @@ def build_mpi(folder):
     for program in ("mpirun", "mpicc"):
         if shutil.which(program) is None:
             raise NotRun(f"{program} is not installed")
-    program = os.path.join(folder, "collective_benchmark_mpi")
+    program = os.path.join(folder, "collective_worker_mpi")
     command = ["mpicc", "-O2", "-o", program, MPI_SOURCE]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode != 0:

@@ -14,9 +14,9 @@ from reporting.processes import NotRun, first_line
 BENCH = "//tools/bench:"
 # Option -> the target of the program.
 PROGRAMS = {
-    "step-worker": BENCH + "ddp_step_benchmark_worker",
-    "collective-worker": BENCH + "collective_benchmark_worker",
-    "hierarchical-worker": BENCH + "hierarchical_benchmark_worker",
+    "step-worker": BENCH + "step_worker",
+    "collective-worker": BENCH + "collective_worker",
+    "hierarchical-worker": BENCH + "hierarchical_worker",
     "store-benchmark": BENCH + "store_benchmark",
     "rendezvous-worker": BENCH + "rendezvous_worker",
     "simulate": "//testing/simulator:simulate",

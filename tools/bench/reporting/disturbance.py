@@ -84,7 +84,7 @@ class Watch:
 
 
 class CollectiveWorkers(processes.Ranks):
-    """Ranks of collective_benchmark_worker, each pinned to a core."""
+    """Ranks of collective_worker, each pinned to a core."""
 
     def __init__(self, context, label, ranks, backends):
         super().__init__(label, context.folder)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Answers as the workers of the report do, for report_test.py.
 
-As ddp_step_benchmark_worker and collective_benchmark_worker, with made-up times: plain steps take
-10 ms and others 11; a memcpy takes 1 ms, Gloo 8 and ours 2. As hierarchical_benchmark_worker with
---until_failure, with sockets in place of a process group.
+As step_worker and collective_worker, with made-up times: plain steps take 10 ms and others 11; a
+memcpy takes 1 ms, Gloo 8 and ours 2. As hierarchical_worker with --until_failure, with sockets in
+place of a process group.
 """
 
 import json

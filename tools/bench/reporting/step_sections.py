@@ -217,7 +217,7 @@ def sides_of(context, our_modes, their_modes):
     """Both sides, and a note where PyTorch is missing."""
     sides = [(OURS, [context.program("step-worker")], our_modes)]
     try:
-        program = os.path.join(processes.BENCH, "ddp_step_benchmark_torch.py")
+        program = os.path.join(processes.BENCH, "step_worker_torch.py")
         return [*sides, (THEIRS, [context.torch_python(), program], their_modes)], []
     except NotRun as missing:
         return sides, [f"PyTorch: not run: {missing}"]

@@ -118,7 +118,7 @@ class ArgumentsTest(unittest.TestCase):
 
     def test_names_what_is_missing(self):
         for arguments, why in (
-            (["--step-worker=/nonexistent"], "ddp_step_benchmark_worker"),
+            (["--step-worker=/nonexistent"], "step_worker"),
             (["--step-worker=/bin/true", "--torch-python="], "no --torch-python=PYTHON was given"),
             (["--step-worker=/bin/true", "--torch-python=/bin/true"], "/bin/true has no PyTorch"),
         ):

@@ -1,6 +1,6 @@
 """One rank of tools/bench/report on PyTorch's side: does training steps of one model on request.
 
-The same as ddp_step_benchmark_worker.cc, which says what the requests are.
+The same as step_worker.cc, which says what the requests are.
 """
 
 import argparse

@@ -1,8 +1,7 @@
-// A rank of the report's section on collectives, on MPI: the peer of
-// collective_benchmark_worker.cc, which says what the requests and answers are. tools/bench/report
-// compiles it by mpicc.
+// A rank of the report's section on collectives, on MPI: the peer of collective_worker.cc, which says
+// what the requests and answers are. tools/bench/report compiles it by mpicc.
 //
-//   mpirun -n 2 collective_benchmark_mpi PREFIX BARRIER CPU,CPU
+//   mpirun -n 2 collective_worker_mpi PREFIX BARRIER CPU,CPU
 //
 // Rank r reads requests from the pipe PREFIX.requests.r and writes answers to PREFIX.answers.r: a
 // rank that waited for a request in MPI would spin. Rank r runs on the CPU at position r.
@@ -30,7 +29,7 @@ static float* buffers[2];
 static size_t room[2];  // elements
 
 static void Die(const char* what) {
-  fprintf(stderr, "collective_benchmark_mpi: rank %d: %s\n", rank, what);
+  fprintf(stderr, "collective_worker_mpi: rank %d: %s\n", rank, what);
   MPI_Abort(MPI_COMM_WORLD, 1);
   exit(1);
 }

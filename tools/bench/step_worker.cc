@@ -1,5 +1,5 @@
 // A rank of tools/bench/report on our side: does training steps of one model on request.
-// ddp_step_benchmark_torch.py is the same on PyTorch's side, line by line.
+// step_worker_torch.py is the same on PyTorch's side, line by line.
 //
 // The ranks find each other by the environment, as under torchrun. Requests come on stdin, one a
 // line:
@@ -64,7 +64,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The models. ddp_step_benchmark_torch.py has the same ones, layer by layer. Their parameters are
+// The models. step_worker_torch.py has the same ones, layer by layer. Their parameters are
 // a fixed function of their place, so that both sides compute the same gradients.
 struct Model : torch::nn::Module {
   virtual torch::Tensor forward(torch::Tensor x) = 0;

@@ -1,5 +1,5 @@
 // A rank of the report's section on collectives: times collectives on raw c10d backends on request.
-// collective_benchmark_mpi.c is the same on MPI.
+// collective_worker_mpi.c is the same on MPI.
 //
 // The ranks meet through files. The first line on stdout is
 //
