@@ -21,6 +21,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
+#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -45,8 +46,6 @@
 
 namespace ddp {
 namespace {
-
-NOT_ON_DEVICE("not tried there yet: most cases are of stores and of meeting");
 
 using internal::Communicator;
 using internal::FailureMonitor;
@@ -121,10 +120,16 @@ void MeetInStore(ProcessGroup& group, const std::string& name) {
 }
 
 void ExpectSum(ProcessGroup& group) {
-  const at::Tensor sum = at::full({1000}, group.rank() + 1.0F);
+  const at::Tensor sum = torch::full({1000}, group.rank() + 1.0F);
   group.all_reduce(sum);
   const float expected = static_cast<float>(group.size() * (group.size() + 1)) / 2;
-  EXPECT_TRUE(at::equal(sum, at::full({1000}, expected))) << sum[0];
+  EXPECT_TRUE(at::equal(sum, torch::full({1000}, expected))) << sum[0];
+}
+
+// The host waits for the sum on a device too.
+void AllReduce(ProcessGroup& group, const at::Tensor& tensor) {
+  group.all_reduce(tensor);
+  group.to_host(tensor);
 }
 
 RANK_TEST(ProcessGroupTest, RenewsAfterEachFailure, InBothStores({3})) {
@@ -137,7 +142,8 @@ RANK_TEST(ProcessGroupTest, RenewsAfterEachFailure, InBothStores({3})) {
       EXPECT_TRUE(group->failed());
       EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->barrier(); }), HasSubstr(reason));
     } else {
-      const std::string text = ErrorOf<PeerFailedError>([&] { group->all_reduce(at::ones({4})); });
+      const std::string text =
+          ErrorOf<PeerFailedError>([&] { AllReduce(*group, torch::ones({4})); });
       EXPECT_THAT(text,
                   AllOf(HasSubstr(absl::StrCat("rank ", round, " failed")), HasSubstr(reason)));
     }
@@ -186,7 +192,7 @@ RANK_TEST(ProcessGroupTest, KilledPeerIsNamed, InBothStores({.world_size = 3, .k
   ExpectSum(*group);
   MeetInStore(*group, "summed");
   if (group->rank() == 2) ::kill(::getpid(), SIGKILL);
-  EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->all_reduce(at::ones({4})); }),
+  EXPECT_THAT(ErrorOf<CommunicationError>([&] { AllReduce(*group, torch::ones({4})); }),
               HasSubstr("all-reduce"));
   for (int again = 0; again < 3; ++again) {
     EXPECT_EQ(PeerOf([&] { group->ensure_usable(); }), 2);
@@ -253,13 +259,15 @@ RANK_TEST(ProcessGroupTest, AbsentPeerIsGivenUp, InBothStores({2})) {
 
 // A rank leaves with operations in flight that the peer never joins; their tensors are freed
 // already.
-RANK_TEST(ProcessGroupTest, LeavesWithOperationsInFlight, InBothStores({2})) {
+RANK_TEST(ProcessGroupTest, LeavesWithOperationsInFlight,
+          InBothStores({.world_size = 2,
+                        .not_on_device = "the end of a group waits there for its operations"})) {
   auto group = init_process_group();
   const c10::intrusive_ptr<c10d::Store> store = group->store();
   group->barrier();
   if (group->rank() == 0) {
-    for (int i = 0; i < 3; ++i) group->all_reduce_async(at::ones({100000}));
-    Communicator::Pending pending = group->communicator().AllReduce(at::ones({7}), "one more");
+    for (int i = 0; i < 3; ++i) group->all_reduce_async(torch::ones({100000}));
+    Communicator::Pending pending = group->communicator().AllReduce(torch::ones({7}), "one more");
     group.reset();
     store->set("left", "1");
     store->wait({"done"}, kDeadline);
@@ -275,10 +283,14 @@ RANK_TEST(ProcessGroupTest, RenewsWithOperationsInFlight, InBothStores({2})) {
   for (int round = 0; round < 2; ++round) {
     if (group->rank() == 0) {
       Communicator::Pending pending =
-          group->communicator().AllReduce(at::ones({100000}), "the lost one");
+          group->communicator().AllReduce(torch::ones({100000}), "the lost one");
       group->store()->set(absl::StrCat("started/", round), "1");
-      EXPECT_EQ(PeerOf([&] { group->communicator().Wait(pending); }), 1);
       Communicator::Pending old = pending;
+      EXPECT_EQ(PeerOf([&] {
+                  group->communicator().Wait(pending);
+                  group->to_host(pending.tensor);
+                }),
+                1);
       group->ensure_usable();
       EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->communicator().Wait(old); }),
                   HasSubstr("the lost one was started before the process group was renewed"));
@@ -293,26 +305,28 @@ RANK_TEST(ProcessGroupTest, RenewsWithOperationsInFlight, InBothStores({2})) {
   group->barrier();
 }
 
-RANK_TEST(ProcessGroupTest, KindsOfTensors, InBothStores({3})) {
+RANK_TEST(ProcessGroupTest, KindsOfTensors,
+          InBothStores({.world_size = 3,
+                        .not_on_device = "sparse gradients are refused, as with NCCL"})) {
   const auto group = init_process_group();
   const int64_t rank = group->rank();
 
   const at::Tensor complex =
-      at::complex(at::full({3}, 1.0F), at::full({3}, static_cast<float>(rank)));
+      at::complex(torch::full({3}, 1.0F), torch::full({3}, static_cast<float>(rank)));
   group->all_reduce(complex);
-  EXPECT_TRUE(at::equal(at::real(complex), at::full({3}, 3.0F)));
-  EXPECT_TRUE(at::equal(at::imag(complex), at::full({3}, 3.0F)));
+  EXPECT_TRUE(at::equal(at::real(complex), torch::full({3}, 3.0F)));
+  EXPECT_TRUE(at::equal(at::imag(complex), torch::full({3}, 3.0F)));
   Work sum = group->all_reduce_async(complex);
   sum.wait();
   EXPECT_TRUE(sum.future()->value().toTensorVector().at(0).is_same(complex));
-  const at::Tensor received = at::complex(at::full({2}, rank * 1.0F), at::full({2}, 5.0F));
+  const at::Tensor received = at::complex(torch::full({2}, rank * 1.0F), torch::full({2}, 5.0F));
   group->broadcast(received, 2);
   EXPECT_EQ(at::real(received).sum().item<float>(), 4);
 
   // Rank r has one entry of its own, and one that all ranks have, twice: not coalesced.
   const at::Tensor sparse =
       at::sparse_coo_tensor(at::tensor({rank, int64_t{9}, int64_t{9}}, at::kLong).view({1, 3}),
-                            at::ones({3, 2}), {10, 2});
+                            torch::ones({3, 2}), {10, 2});
   for (const bool async : {false, true}) {
     const at::Tensor mine = sparse.clone();
     if (async) {
@@ -328,9 +342,9 @@ RANK_TEST(ProcessGroupTest, KindsOfTensors, InBothStores({3})) {
     EXPECT_EQ(dense.sum().item<float>(), 6 * group->size());
   }
 
-  group->all_reduce(at::zeros({0, 4}));
-  EXPECT_TRUE(group->all_reduce_async(at::zeros({0}))->completed());
-  const at::Tensor least = at::full({2}, rank, at::kLong);
+  group->all_reduce(torch::zeros({0, 4}));
+  EXPECT_TRUE(group->all_reduce_async(torch::zeros({0}))->completed());
+  const at::Tensor least = torch::full({2}, rank, at::kLong);
   Communicator::Pending pending = group->communicator().AllReduceMax(least, "the maximum");
   group->communicator().Wait(pending);
   EXPECT_EQ(least[1].item<int64_t>(), 2);
@@ -341,7 +355,7 @@ RANK_TEST(ProcessGroupTest, KindsOfTensors, InBothStores({3})) {
 RANK_TEST(ProcessGroupTest, ChainsOnFutures, InBothStores({2})) {
   const auto group = init_process_group();
   Communicator& communicator = group->communicator();
-  const at::Tensor tensor = at::ones({4});
+  const at::Tensor tensor = torch::ones({4});
   const TensorFuture half = group->all_reduce_async(tensor).then(
       [](c10::ivalue::Future& sum) { return c10::IValue(sum.value().toTensorVector().at(0) / 2); },
       c10::TensorType::get());
@@ -349,7 +363,7 @@ RANK_TEST(ProcessGroupTest, ChainsOnFutures, InBothStores({2})) {
   EXPECT_EQ(half->value().toTensor().sum().item<float>(), 2.0F * group->size());
 
   if (group->rank() == 0) {
-    const TensorFuture broken = group->all_reduce_async(at::ones({4}))
+    const TensorFuture broken = group->all_reduce_async(torch::ones({4}))
                                     .then(
                                         [](c10::ivalue::Future&) -> c10::IValue {
                                           throw std::runtime_error("out of luck");
@@ -362,7 +376,7 @@ RANK_TEST(ProcessGroupTest, ChainsOnFutures, InBothStores({2})) {
         AllOf(HasSubstr("rank 0: the comm hook of bucket 3 failed"), HasSubstr("out of luck")));
   } else {
     EXPECT_THAT(ErrorOf<PeerFailedError>([&] {
-                  group->all_reduce(at::ones({4}));
+                  group->all_reduce(torch::ones({4}));
                   group->barrier();
                 }),
                 HasSubstr("out of luck"));
@@ -398,18 +412,21 @@ RANK_TEST(ProcessGroupTest, MismatchesAreNamed,
   ExpectSum(*group);
   group->barrier();
   const bool odd = group->rank() == 2;
-  const std::vector<std::pair<std::string, std::function<void()>>> cases = {
-      {"they differ in shape", [&] { group->all_reduce(at::ones({odd ? 3 : 2})); }},
+  std::vector<std::pair<std::string, std::function<void()>>> cases = {
+      {"they differ in shape", [&] { AllReduce(*group, torch::ones({odd ? 3 : 2})); }},
       {"they differ in dtype",
-       [&] { group->all_reduce(at::ones({2}, odd ? at::kDouble : at::kFloat)); }},
-      {"they differ in root", [&] { group->broadcast(at::ones({2}), odd ? 1 : 0); }},
+       [&] { group->all_reduce(torch::ones({2}, odd ? at::kDouble : at::kFloat)); }},
+      {"they differ in root", [&] { group->broadcast(torch::ones({2}), odd ? 1 : 0); }},
       {"they differ in operation, shape",
        [&] {
-         odd ? group->broadcast(at::ones({2, 2})) : group->all_reduce(at::ones({2}));
+         odd ? group->broadcast(torch::ones({2, 2})) : group->all_reduce(torch::ones({2}));
        }},
-      {"they differ in layout",
-       [&] { group->all_reduce(odd ? at::ones({2}).to_sparse() : at::ones({2})); }},
   };
+  if (group->device().is_cpu()) {
+    cases.emplace_back("they differ in layout", [&] {
+      group->all_reduce(odd ? torch::ones({2}).to_sparse() : torch::ones({2}));
+    });
+  }
   for (const auto& [difference, action] : cases) {
     const std::string text = ErrorOf<CommunicationError>(action);
     EXPECT_THAT(
@@ -423,22 +440,26 @@ RANK_TEST(ProcessGroupTest, MismatchesAreNamed,
 
 // Without the comparison of DETAIL. In LibTorch's Gloo alone, different sizes would end the
 // process.
-RANK_TEST(ProcessGroupTest, DifferentCollectivesAreNamed, InBothStores({{2, 3}})) {
+RANK_TEST(ProcessGroupTest, DifferentCollectivesAreNamed,
+          InBothStores({.world_size = {2, 3},
+                        .not_on_device =
+                            "ranks in different collectives are named with shm and Gloo only"})) {
   const auto group = init_process_group();
   const bool odd = group->rank() == 1;
   const std::vector<std::pair<std::string, std::function<void()>>> cases = {
-      {"tensors of different size", [&] { group->all_reduce(at::ones({odd ? 1000 : 2000})); }},
-      {"tensors of different size", [&] { group->all_reduce(at::ones({odd ? 2000 : 1000})); }},
-      {"of Double", [&] { group->all_reduce(at::ones({1000}, odd ? at::kDouble : at::kFloat)); }},
-      {"a broadcast from rank 1", [&] { group->broadcast(at::ones({2}), odd ? 1 : 0); }},
+      {"tensors of different size", [&] { AllReduce(*group, torch::ones({odd ? 1000 : 2000})); }},
+      {"tensors of different size", [&] { AllReduce(*group, torch::ones({odd ? 2000 : 1000})); }},
+      {"of Double",
+       [&] { group->all_reduce(torch::ones({1000}, odd ? at::kDouble : at::kFloat)); }},
+      {"a broadcast from rank 1", [&] { group->broadcast(torch::ones({2}), odd ? 1 : 0); }},
       {"a broadcast from rank 0 (broadcast, 16 bytes of Float)",
-       [&] { odd ? group->broadcast(at::ones({4})) : group->all_reduce(at::ones({2})); }},
+       [&] { odd ? group->broadcast(torch::ones({4})) : group->all_reduce(torch::ones({2})); }},
       {"different numbers of batches",
-       [&] { odd ? group->barrier() : group->all_reduce(at::ones({1}, at::kInt)); }},
+       [&] { odd ? group->barrier() : group->all_reduce(torch::ones({1}, at::kInt)); }},
       {"rank 1 is in collective 1, a monitored barrier",
        [&] {
          odd ? group->monitored_barrier(std::chrono::minutes(30))
-             : group->all_reduce(at::ones({2}));
+             : group->all_reduce(torch::ones({2}));
        }},
   };
   for (size_t i = 0; i < cases.size(); ++i) {
@@ -480,7 +501,7 @@ RANK_TEST(ProcessGroupTest, RankThatFinishedEarlyIsNamed, InBothStores({3})) {
   std::string text;
   EXPECT_EQ(PeerOf([&] {
               try {
-                group->all_reduce(at::ones({4}));
+                AllReduce(*group, torch::ones({4}));
               } catch (const std::exception& error) {
                 text = error.what();
                 throw;
@@ -506,7 +527,7 @@ void SurvivorsNameTheDead(const Death& death) {
   ExpectSum(*group);
   if (!death.in_collective) MeetInStore(*group, "summed");
   if (group->rank() == death.rank) {
-    if (death.in_collective) group->all_reduce_async(at::ones({1 << 20}));
+    if (death.in_collective) group->all_reduce_async(torch::ones({1 << 20}));
     if (death.killed) ::kill(::getpid(), SIGKILL);
     _exit(0);
   }
@@ -516,7 +537,7 @@ void SurvivorsNameTheDead(const Death& death) {
   EXPECT_EQ(PeerOf([&] {
               try {
                 // The first all-reduce may be complete before the rank dies.
-                for (int i = 0; i < 3; ++i) group->all_reduce(at::ones({1 << 20}));
+                for (int i = 0; i < 3; ++i) AllReduce(*group, torch::ones({1 << 20}));
               } catch (const std::exception& error) {
                 text = error.what();
                 throw;
@@ -561,7 +582,7 @@ RANK_TEST(ProcessGroupTest, DetailNamesTheAbsent,
     EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->ensure_usable(); }),
                 HasSubstr("rank 1 did not come to collective 1 within 4s"));
   } else {
-    EXPECT_THAT(ErrorOf<CommunicationError>([&] { group->all_reduce(at::ones({2})); }),
+    EXPECT_THAT(ErrorOf<CommunicationError>([&] { AllReduce(*group, torch::ones({2})); }),
                 HasSubstr("rank 1 did not come to collective 1 within 4s"));
   }
   group->ensure_usable();
@@ -577,7 +598,7 @@ RANK_TEST(ProcessGroupTest, AReportEndsAComparison,
       group->store()->wait({absl::StrCat("ddp/control/check/", round, "/0/0")}, kDeadline);
       group->report_failure("a peer waits in vain");
     } else {
-      EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->all_reduce(at::ones({2})); }),
+      EXPECT_THAT(ErrorOf<PeerFailedError>([&] { AllReduce(*group, torch::ones({2})); }),
                   HasSubstr("a peer waits in vain"));
     }
     group->ensure_usable();
@@ -592,7 +613,9 @@ RANK_TEST(ProcessGroupTest, BadDebugLevelIsRefused,
 }
 
 RANK_TEST(ProcessGroupTest, TheEnvironmentNamesTheBackend,
-          InBothStores({.world_size = 2, .environment = {{"DDP_BACKEND", "gloo"}}})) {
+          InBothStores({.world_size = 2,
+                        .environment = {{"DDP_BACKEND", "gloo"}},
+                        .not_on_device = "it names backends of the CPU"})) {
   EXPECT_EQ(init_process_group()->backend(), "gloo");
   EXPECT_EQ(init_process_group({.backend = "shm"})->backend(), "shm") << "the option counts";
 }
@@ -609,7 +632,9 @@ RANK_TEST(ProcessGroupTest, ARankIsEarlyWithTheNextGroup, InBothStores({2})) {
 }
 
 RANK_TEST(ProcessGroupTest, AnUnknownBackendInTheEnvironmentIsRefused,
-          InBothStores({.world_size = 1, .environment = {{"DDP_BACKEND", "mpi"}}})) {
+          InBothStores({.world_size = 1,
+                        .environment = {{"DDP_BACKEND", "mpi"}},
+                        .not_on_device = "it names backends of the CPU"})) {
   EXPECT_THAT(
       ErrorOf<ConfigurationError>([] { init_process_group(); }),
       HasSubstr(
@@ -659,7 +684,7 @@ RANK_TEST(ProcessGroupTest, GroupsOfSomeRanks, InBothStores({4})) {
     EXPECT_EQ(mine.size(), 2);
     EXPECT_EQ(mine.rank(), rank / 2);
     EXPECT_EQ(mine.backend(), group->backend());
-    const at::Tensor sum = at::full({3}, rank, at::kLong);
+    const at::Tensor sum = torch::full({3}, rank, at::kLong);
     mine.all_reduce(sum);
     EXPECT_EQ(sum[0].item<int64_t>(), rank % 2 == 0 ? 2 : 4);
     MeetInStore(mine, "summed");
@@ -684,7 +709,9 @@ RANK_TEST(ProcessGroupTest, GroupsOfSomeRanks, InBothStores({4})) {
 
 // Two hosts of two ranks each, as far as the group knows.
 RANK_TEST(ProcessGroupTest, GroupsOfSomeRanksKnowTheirHosts,
-          InBothStores({.world_size = 4, .environment = {{"DDP_BACKEND", ""}}})) {
+          InBothStores({.world_size = 4,
+                        .environment = {{"DDP_BACKEND", ""}},
+                        .not_on_device = "it names backends of the CPU"})) {
   const auto world = init_process_group();
   const int rank = world->rank();
   ProcessGroup group(c10::make_intrusive<c10d::PrefixStore>("hosts", world->store()),
@@ -741,7 +768,7 @@ int64_t KeysLeftByGroups(ProcessGroup& group) {
     if (part != nullptr) part->barrier();
   }
   group.barrier();  // all groups have ended on all ranks
-  at::Tensor grown = at::full({1}, group.store()->getNumKeys() - before, at::kLong);
+  at::Tensor grown = torch::full({1}, group.store()->getNumKeys() - before, at::kLong);
   group.broadcast(grown, 0);
   return grown.item<int64_t>();
 }
@@ -749,7 +776,9 @@ int64_t KeysLeftByGroups(ProcessGroup& group) {
 // A program that makes groups again and again must not fill the store. On a slow machine a rank
 // that waits for more than a second asks its peers where they are, which leaves a few keys: a round
 // without such a question is looked for.
-RANK_TEST(ProcessGroupTest, GroupsLeaveNoKeys, InBothStores({4})) {
+RANK_TEST(ProcessGroupTest, GroupsLeaveNoKeys,
+          InBothStores({.world_size = 4,
+                        .not_on_device = "the simulated backend leaves keys in the store"})) {
   const auto group = init_process_group();
   int64_t left = KeysLeftByGroups(*group);
   for (int round = 1; round < 20 && left != 0; ++round) left = KeysLeftByGroups(*group);
@@ -794,13 +823,17 @@ void ConnectTwice() {
 RANK_TEST(ProcessGroupTest, ConnectsTwiceInOneProcess, InBothStores({2})) { ConnectTwice(); }
 
 RANK_TEST(ProcessGroupTest, ConnectsTwiceInOneProcessWithGloo,
-          InBothStores({.world_size = 2, .environment = {{"DDP_BACKEND", "gloo"}}})) {
+          InBothStores({.world_size = 2,
+                        .environment = {{"DDP_BACKEND", "gloo"}},
+                        .not_on_device = "only the backend differs from another case's"})) {
   ConnectTwice();
 }
 
 // torchrun's agent serves one store to all attempts of a job.
 RANK_TEST(ProcessGroupTest, KeysOfAnAttemptBeforeATorchrunRestartAreNotRead,
-          RankTestOptions({.world_size = 2, .stores = {RankStore::kTcpStore}})) {
+          RankTestOptions({.world_size = 2,
+                           .stores = {RankStore::kTcpStore},
+                           .not_on_device = "it names backends of the CPU"})) {
   const int rank = std::stoi(std::getenv("RANK"));
   const auto connect = [](bool serves) {
     c10d::TCPStoreOptions options;
@@ -865,7 +898,7 @@ RANK_TEST(ProcessGroupTest, AnExceptionIsToldToThePeers, InBothStores({2})) {
     const auto group = init_process_group();
     MeetInStore(*group, "here");
     if (group->rank() == 1) throw std::runtime_error("of the program");
-    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { group->all_reduce(at::ones({2})); }),
+    EXPECT_THAT(ErrorOf<PeerFailedError>([&] { AllReduce(*group, torch::ones({2})); }),
                 HasSubstr("an exception ended the program of rank 1"));
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "of the program");
