@@ -63,7 +63,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the second wait for a collective, on another stream",
-        [("ddp/work.cc", " || (state_->pending.on_stream && !state_->error)", "")],
+        [("ddp/process_group/work.cc", " || (state_->pending.on_stream && !state_->error)", "")],
         STREAMS_TEST,
         "*EachWaitOrdersItsStream*",
     ),

@@ -441,7 +441,8 @@ def torch_free(files):
 ROOMS = {
     "base": "time, events, files, locks, names and text that several other folders need",
     "base/process": "starting, finding and holding a process",
-    "ddp": "the library that a trainer links: wrapper, process group, join, hooks",
+    "ddp": "the public headers of what a trainer links, and their BUILD file",
+    "ddp/activation_checkpoint": "segments of a model that run again in the backward",
     "ddp/comm": "the collectives: the communicator, and what it starts and waits for",
     "ddp/comm/arena": "memory of a process that the other processes of its host can map",
     "ddp/comm/backend_factory": "which backend a group gets, and its making",
@@ -455,15 +456,18 @@ ROOMS = {
     "ddp/comm/meeting": "where ranks meet: the keys of a group's store, and a barrier with values",
     "ddp/comm/reports": "what ranks tell each other through the store: failures, where they are",
     "ddp/comm/shared_memory": "collectives in shared memory: engine, sums in place",
+    "ddp/comm_hooks": "the comm hooks that the library brings",
     "ddp/common": "what every room of ddp/ names: errors, ReduceOp, GradBucket, peer waits, glog",
     "ddp/end_to_end": "tests of the wrapper and the collectives as a program uses them",
     "ddp/graph": "TorchScript modules as graphs, and the pieces in which they run",
     "ddp/graph/cut": "where a graph is cut into pieces, without a tensor; the table of pieces",
     "ddp/health": "what is known of a group's failures, and what a call on the group throws",
-    "ddp/join": "what the ranks of a Join decide, and the events that they announce",
+    "ddp/join": "Join: what its ranks decide, and the events that they announce",
+    "ddp/mixed_precision": "parameters in a lower precision in forward and backward",
     "ddp/model": "the tensors of a module by name, and what ranks compare of them",
     "ddp/nn": "layers that take statistics over all ranks, and the conversion of models to them",
     "ddp/optim": "optimizers over all ranks: ZeroRedundancyOptimizer, its shards and their state",
+    "ddp/process_group": "ProcessGroup: the ranks, their collectives, a mesh of them",
     "ddp/random": "random numbers that are drawn again",
     "ddp/reducer": "what happens to gradients: the reducer, and what it does for its core",
     "ddp/reducer/arena": "LibTorch's allocator on the arena: gradients in shared memory",
@@ -473,6 +477,7 @@ ROOMS = {
     "ddp/rpc/failure": "what workers tell each other of failures, and how they read it",
     "ddp/statistics": "how a layer finds its ranks, and what becomes of their batch statistics",
     "ddp/transfer": "tensors before and after a collective: arguments, copies, broadcasts",
+    "ddp/wrapper": "DistributedDataParallel: one model's forward and backward over all ranks",
     "elastic/agent": "decisions about the workers of one node: the agent's core and its shell",
     "elastic/checkpoint": "Checkpointer: saves and restores the state of a training",
     "elastic/checkpoint/file_system": "files that survive a power cut, and calls that stall",
@@ -531,8 +536,6 @@ ROOMS = {
 # Folder -> the only C++ files that it may hold itself. Other files belong into a folder below it.
 ROOM_HOLDS = {"launcher": ("main.cc", "job.h", "job.cc")}
 MAX_ROOM_FILES = 40
-# A room with more files -> how many it may have. Do not raise a number: split the room.
-CROWDED_ROOMS = {"ddp": 67}
 
 
 def rooms(files):
@@ -552,9 +555,10 @@ def rooms(files):
                 "folder below it"
             )
     for folder in sorted(set(count) & set(ROOMS)):
-        limit = CROWDED_ROOMS.get(folder, MAX_ROOM_FILES)
-        if count[folder] > limit:
-            yield f"{folder}/:1: {count[folder]} files; it may hold {limit}: split the folder"
+        if count[folder] > MAX_ROOM_FILES:
+            yield (
+                f"{folder}/:1: {count[folder]} files; it may hold {MAX_ROOM_FILES}: split it"
+            )
 
 
 def _way(edges, start, goal):

@@ -22,7 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "ddp/common/error.h"
 #include "ddp/nn/joint_batch_norm.h"
-#include "ddp/process_reducer_group.h"
+#include "ddp/process_group/process_reducer_group.h"
 #include "ddp/statistics/statistics_context.h"
 
 namespace ddp::internal {

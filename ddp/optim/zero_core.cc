@@ -15,11 +15,11 @@
 #include "ddp/common/error.h"
 #include "ddp/common/host_tensor.h"
 #include "ddp/model/model_metadata.h"
-#include "ddp/model_agreement.h"
-#include "ddp/model_synchronizer.h"
 #include "ddp/optim/shard_plan.h"
 #include "ddp/process_group.h"
 #include "ddp/reducer/buckets/gradient_context.h"
+#include "ddp/wrapper/model_agreement.h"
+#include "ddp/wrapper/model_synchronizer.h"
 #include "xxhash.h"
 
 namespace ddp::internal {

@@ -6,10 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/common/error.h"
 #include "ddp/model/model_metadata.h"
-#include "ddp/model_agreement.h"
 #include "ddp/optim/shard_plan.h"
 #include "ddp/optim/zero_core.h"
 #include "ddp/process_group.h"
+#include "ddp/wrapper/model_agreement.h"
 
 namespace ddp::internal {
 namespace {

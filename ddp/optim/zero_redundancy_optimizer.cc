@@ -14,9 +14,9 @@
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 #include "ddp/join.h"
-#include "ddp/model_synchronizer.h"
 #include "ddp/optim/zero_core.h"
 #include "ddp/process_group.h"
+#include "ddp/wrapper/model_synchronizer.h"
 
 namespace ddp {
 

@@ -10,8 +10,8 @@ namespace ddp::internal {
 class Communicator;
 
 // The ranks over which a Reducer averages: the part of a process group that the Reducer needs.
-// ProcessReducerGroup (ddp/process_reducer_group.h) implements it with a ProcessGroup.
-// Thread-compatible.
+// ProcessReducerGroup (ddp/process_group/process_reducer_group.h) implements it with a
+// ProcessGroup. Thread-compatible.
 class ReducerGroup {
  public:
   virtual ~ReducerGroup() = default;

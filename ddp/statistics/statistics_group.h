@@ -12,8 +12,8 @@ class ProcessGroup;
 namespace ddp::internal {
 
 // The ranks over which a layer takes its batch statistics: the part of a process group that the
-// layer needs. ProcessReducerGroup (ddp/process_reducer_group.h) implements it with a ProcessGroup.
-// Thread-compatible.
+// layer needs. ProcessReducerGroup (ddp/process_group/process_reducer_group.h) implements it with a
+// ProcessGroup. Thread-compatible.
 class StatisticsGroup : public ReducerGroup {
  public:
   // Does what ProcessGroup::ensure_usable() and incarnation() do.

@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "ddp/process_group.h"
-#include "ddp/process_reducer_group.h"
+#include "ddp/process_group/process_reducer_group.h"
 
 namespace ddp::testing {
 
