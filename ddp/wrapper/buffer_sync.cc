@@ -70,13 +70,16 @@ std::string BufferSync::HookText() const {
                                                           : "after the forward";
 }
 
-bool BufferSync::Due(BufferCommHookLocation location) const {
-  if (hook_) return location_ == location;
-  return location == BufferCommHookLocation::kPreForward && !Buffers().empty();
+bool BufferSync::IsPlace(BufferCommHookLocation location) const {
+  return location == (hook_ ? location_ : BufferCommHookLocation::kPreForward);
 }
 
-std::map<std::string, at::Tensor> BufferSync::Buffers() const {
-  std::map<std::string, at::Tensor> buffers;
+bool BufferSync::Due(BufferCommHookLocation location, const Buffers& buffers) const {
+  return IsPlace(location) && (hook_ || !buffers.empty());
+}
+
+BufferSync::Buffers BufferSync::Read() const {
+  Buffers buffers;
   for (const NamedTensor& item : model_->buffers()) {
     if (item.tensor.defined() && !ignored_.contains(item.name)) {
       buffers.emplace(item.name, item.tensor);
@@ -86,17 +89,20 @@ std::map<std::string, at::Tensor> BufferSync::Buffers() const {
 }
 
 void BufferSync::Run(ProcessGroup& group, BufferCommHookLocation location, int source) {
-  if (!Due(location)) return;
-  if (!hook_) return BroadcastChanged(group, source);
-  const std::map<std::string, at::Tensor> buffers = Buffers();
+  if (IsPlace(location)) Run(group, location, source, Read());
+}
+
+void BufferSync::Run(ProcessGroup& group, BufferCommHookLocation location, int source,
+                     const Buffers& buffers) {
+  if (!Due(location, buffers)) return;
+  if (!hook_) return BroadcastChanged(group, source, buffers);
   for (TensorFuture& future : hook_(buffers)) {
     if (future) started_.push_back(std::move(future));
   }
   for (const auto& [name, buffer] : buffers) in_use_.push_back(buffer);
 }
 
-void BufferSync::BroadcastChanged(ProcessGroup& group, int source) {
-  const std::map<std::string, at::Tensor> buffers = Buffers();
+void BufferSync::BroadcastChanged(ProcessGroup& group, int source, const Buffers& buffers) {
   if (group.size() > 1 && MayCompare(buffers)) {
     if (until_compared_ > 0) {
       --until_compared_;
@@ -118,12 +124,9 @@ void BufferSync::BroadcastChanged(ProcessGroup& group, int source) {
   BroadcastAll(group, source, buffers);
 }
 
-void BufferSync::Broadcast(ProcessGroup& group, int source) {
-  BroadcastAll(group, source, Buffers());
-}
+void BufferSync::Broadcast(ProcessGroup& group, int source) { BroadcastAll(group, source, Read()); }
 
-void BufferSync::BroadcastAll(ProcessGroup& group, int source,
-                              const std::map<std::string, at::Tensor>& buffers) {
+void BufferSync::BroadcastAll(ProcessGroup& group, int source, const Buffers& buffers) {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, buffer] : buffers) {
@@ -147,7 +150,7 @@ void BufferSync::BroadcastAll(ProcessGroup& group, int source,
 }
 
 // Returns true when some buffer may have other bits than in seen_.
-bool BufferSync::Changed(const std::map<std::string, at::Tensor>& buffers) const {
+bool BufferSync::Changed(const Buffers& buffers) const {
   if (buffers.size() != seen_.size()) return true;
   at::NoGradGuard no_grad;
   return std::any_of(buffers.begin(), buffers.end(), [&](const auto& item) {
@@ -160,10 +163,11 @@ bool BufferSync::Changed(const std::map<std::string, at::Tensor>& buffers) const
 
 void BufferSync::NoteForward() {
   if (hook_) return;
-  if (!differs_ && MayCompare(Buffers())) differs_ = Changed(Buffers());
+  const Buffers buffers = Read();
+  if (!differs_ && MayCompare(buffers)) differs_ = Changed(buffers);
   seen_.clear();
   at::NoGradGuard no_grad;
-  for (const auto& [name, buffer] : Buffers()) {
+  for (const auto& [name, buffer] : buffers) {
     if (buffer.layout() != at::kStrided) continue;
     Remember(name, buffer, buffer.is_cpu() ? buffer.variable_data().clone() : at::Tensor());
   }
@@ -184,7 +188,7 @@ void BufferSync::Remember(const std::string& name, const at::Tensor& tensor,
 
 // Returns the buffers of every submodule in which a buffer has changed since the last forward
 // began, except buffers with another version: autograd knows of their change.
-std::set<std::string> BufferSync::Updated(const std::map<std::string, at::Tensor>& buffers) const {
+std::set<std::string> BufferSync::Updated(const Buffers& buffers) const {
   std::set<std::string> owners;
   std::set<std::string> same_version;
   at::NoGradGuard no_grad;

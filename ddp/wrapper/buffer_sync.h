@@ -23,7 +23,7 @@ class ModelView;
 // Keeps a model's buffers equal on all ranks: by a broadcast, or by the user's hook. Owned by a
 // ModelSynchronizer.
 //
-// Each call reads the buffers from the model again, because a module may replace them. The
+// Each forward reads the buffers from the model again, because a module may replace them. The
 // broadcast writes into a buffer's memory, so views of the buffer follow.
 //
 // An autograd graph may have saved a buffer that the broadcast then changes. Two cases:
@@ -57,11 +57,17 @@ class BufferSync {
   // Returns the place of the hook in the forward, or "none"; for messages.
   std::string HookText() const;
 
-  // Returns true when Run() does something at that place of the forward.
-  bool Due(BufferCommHookLocation location) const;
+  // Reads the buffers from the model, by name.
+  using Buffers = std::map<std::string, at::Tensor>;
+  Buffers Read() const;
 
-  // When Due(location): runs the hook, or without a hook makes all ranks' buffers those of
-  // `source`. Collective.
+  // Returns true when Run() does something with `buffers` at that place of the forward.
+  bool Due(BufferCommHookLocation location, const Buffers& buffers) const;
+
+  // When Due(location, buffers): runs the hook, or without a hook makes all ranks' buffers those of
+  // `source`. Collective. The second form reads the buffers where it needs them.
+  void Run(ProcessGroup& group, BufferCommHookLocation location, int source,
+           const Buffers& buffers);
   void Run(ProcessGroup& group, BufferCommHookLocation location, int source);
 
   // Broadcasts from `source`, with or without a hook. Collective.
@@ -79,8 +85,6 @@ class BufferSync {
   // to the buffers, the buffers get new memory, and earlier views no longer follow.
   void Abandon();
 
-  std::map<std::string, at::Tensor> Buffers() const;
-
  private:
   // A buffer at the start of the last forward.
   struct Seen {
@@ -89,12 +93,12 @@ class BufferSync {
     at::Tensor value;  // undefined: too large to keep, or on a device
   };
 
-  void BroadcastChanged(ProcessGroup& group, int source);
-  void BroadcastAll(ProcessGroup& group, int source,
-                    const std::map<std::string, at::Tensor>& buffers);
-  bool Changed(const std::map<std::string, at::Tensor>& buffers) const;
+  bool IsPlace(BufferCommHookLocation location) const;
+  void BroadcastChanged(ProcessGroup& group, int source, const Buffers& buffers);
+  void BroadcastAll(ProcessGroup& group, int source, const Buffers& buffers);
+  bool Changed(const Buffers& buffers) const;
   void Remember(const std::string& name, const at::Tensor& tensor, const at::Tensor& value);
-  std::set<std::string> Updated(const std::map<std::string, at::Tensor>& buffers) const;
+  std::set<std::string> Updated(const Buffers& buffers) const;
 
   const std::shared_ptr<const ModelView> model_;
   const std::set<std::string> ignored_;

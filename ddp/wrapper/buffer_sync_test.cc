@@ -35,16 +35,16 @@ TensorFuture NewFuture() {
 TEST(BufferSyncTest, SeesTheBuffersOfTheMoment) {
   const auto model = std::make_shared<FakeModelView>();
   BufferSync sync(model, {"ignored"});
-  EXPECT_FALSE(sync.Due(Location::kPreForward));
+  EXPECT_FALSE(sync.Due(Location::kPreForward, sync.Read()));
   model->named_buffers = {{"ignored", at::zeros({1})}, {"undefined", {}}};
-  EXPECT_FALSE(sync.Due(Location::kPreForward));
+  EXPECT_FALSE(sync.Due(Location::kPreForward, sync.Read()));
   model->named_buffers.push_back({"mean", at::zeros({1})});
-  EXPECT_TRUE(sync.Due(Location::kPreForward));
-  EXPECT_FALSE(sync.Due(Location::kPostForward));
-  ASSERT_EQ(sync.Buffers().size(), 1u);
+  EXPECT_TRUE(sync.Due(Location::kPreForward, sync.Read()));
+  EXPECT_FALSE(sync.Due(Location::kPostForward, sync.Read()));
+  ASSERT_EQ(sync.Read().size(), 1u);
   const at::Tensor replaced = at::ones({1});
   model->named_buffers.back().tensor = replaced;
-  EXPECT_TRUE(sync.Buffers().at("mean").is_same(replaced));
+  EXPECT_TRUE(sync.Read().at("mean").is_same(replaced));
 }
 
 TEST(BufferSyncTest, HasOneHookAtOnePlace) {
@@ -53,8 +53,8 @@ TEST(BufferSyncTest, HasOneHookAtOnePlace) {
   const BufferCommHook hook = [](const auto&) { return std::vector<TensorFuture>(); };
   sync.RegisterHook(hook, Location::kPostForward);
   EXPECT_EQ(sync.HookText(), "after the forward");
-  EXPECT_TRUE(sync.Due(Location::kPostForward));
-  EXPECT_FALSE(sync.Due(Location::kPreForward));
+  EXPECT_TRUE(sync.Due(Location::kPostForward, sync.Read()));
+  EXPECT_FALSE(sync.Due(Location::kPreForward, sync.Read()));
   EXPECT_THAT(ErrorOf<ConfigurationError>([&] { sync.RegisterHook(hook, Location::kPreForward); }),
               HasSubstr("is registered already"));
 }

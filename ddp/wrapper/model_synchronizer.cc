@@ -216,8 +216,9 @@ void ModelSynchronizer::SyncForward() {
   // A Join makes them equal at its end.
   if (statistics_->may_differ() && join_ == nullptr) statistics_->Broadcast(0);
   const bool sync = SyncsBuffers();
-  const bool before = sync && buffers_.Due(BufferCommHookLocation::kPreForward);
-  const bool after = sync && buffers_.Due(BufferCommHookLocation::kPostForward);
+  const BufferSync::Buffers buffers = sync ? buffers_.Read() : BufferSync::Buffers();
+  const bool before = sync && buffers_.Due(BufferCommHookLocation::kPreForward, buffers);
+  const bool after = sync && buffers_.Due(BufferCommHookLocation::kPostForward, buffers);
   int source = 0;
   if (join_ != nullptr && (before || after || join_options_.throw_on_early_termination)) {
     const ModelEvent event{
@@ -225,7 +226,7 @@ void ModelSynchronizer::SyncForward() {
     const JoinRound round = join_->notify(*this, event.Encode());
     source = round.source();
   }
-  if (before) buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source);
+  if (before) buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source, buffers);
 }
 
 void ModelSynchronizer::AfterForward(const std::vector<at::Tensor>& outputs, bool complete) {
