@@ -30,10 +30,10 @@ bool ModelStatistics::InTraining() const {
                      [](const StatisticsLayer& layer) { return layer.training; });
 }
 
-ModelStatistics::Groups ModelStatistics::OwnGroups(const StatisticsGroup& of_model) const {
+ModelStatistics::Groups ModelStatistics::OwnGroups(const ModelGroup& of_model) const {
   Groups groups;
   for (const StatisticsLayer& layer : model_->statistics_layers()) {
-    const std::shared_ptr<StatisticsGroup>& own = layer.group;
+    const std::shared_ptr<ModelGroup>& own = layer.group;
     if (own == nullptr || own->SameAs(of_model)) continue;
     if (own->size() > of_model.size()) {
       throw ConfigurationError(absl::StrCat(
@@ -47,7 +47,7 @@ ModelStatistics::Groups ModelStatistics::OwnGroups(const StatisticsGroup& of_mod
   return groups;
 }
 
-void ModelStatistics::UseGroup(std::shared_ptr<StatisticsGroup> of_model, Groups own) {
+void ModelStatistics::UseGroup(std::shared_ptr<ModelGroup> of_model, Groups own) {
   context_->group = std::move(of_model);
   context_->own_groups = std::move(own);
 }
@@ -73,11 +73,11 @@ void ModelStatistics::Broadcast(int source) {
 }
 
 // Broadcasts the buffers of the layers that take their statistics over `group`.
-void ModelStatistics::BroadcastBuffers(const ModelTensors& tensors, StatisticsGroup& group,
+void ModelStatistics::BroadcastBuffers(const ModelTensors& tensors, ModelGroup& group,
                                        int source) const {
   std::set<const c10::TensorImpl*> of_layers;
   for (const StatisticsLayer& layer : model_->statistics_layers()) {
-    const StatisticsGroup& used = layer.group ? *layer.group : *context_->group;
+    const ModelGroup& used = layer.group ? *layer.group : *context_->group;
     if (!used.SameAs(group)) continue;
     for (const at::Tensor& buffer : layer.buffers) of_layers.insert(buffer.unsafeGetTensorImpl());
   }

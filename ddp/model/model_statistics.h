@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/process_group/model_group.h"
 #include "ddp/statistics/statistics_context.h"
-#include "ddp/statistics/statistics_group.h"
 
 namespace ddp::internal {
 
@@ -28,7 +28,7 @@ struct ModelTensors;
 // Thread-compatible.
 class ModelStatistics {
  public:
-  using Groups = std::vector<std::shared_ptr<StatisticsGroup>>;
+  using Groups = std::vector<std::shared_ptr<ModelGroup>>;
 
   // Buffers named in `ignored` are not broadcast. Call UseGroup() before any other function except
   // OwnGroups().
@@ -46,10 +46,10 @@ class ModelStatistics {
 
   // Returns the groups of layers that have one other than `of_model`, each once. Throws
   // ConfigurationError for a group with more ranks than `of_model`.
-  Groups OwnGroups(const StatisticsGroup& of_model) const;
+  Groups OwnGroups(const ModelGroup& of_model) const;
 
   // From now on, layers without a group of their own use `of_model`. `own`: of OwnGroups().
-  void UseGroup(std::shared_ptr<StatisticsGroup> of_model, Groups own);
+  void UseGroup(std::shared_ptr<ModelGroup> of_model, Groups own);
   const Groups& own_groups() const { return context_->own_groups; }
 
   // Throws ConfigurationError when a layer has a group of its own, which no Join can announce.
@@ -77,7 +77,7 @@ class ModelStatistics {
   void Broadcast(int source);
 
  private:
-  void BroadcastBuffers(const ModelTensors& tensors, StatisticsGroup& group, int source) const;
+  void BroadcastBuffers(const ModelTensors& tensors, ModelGroup& group, int source) const;
 
   const std::shared_ptr<const ModelView> model_;
   const std::set<std::string> ignored_;

@@ -40,7 +40,7 @@ std::optional<MarkedModule> MarkOf(const torch::nn::Module& module) {
 }
 
 void AddLayer(const torch::nn::Module& module, std::vector<StatisticsLayer>& layers) {
-  std::shared_ptr<StatisticsGroup> group;
+  std::shared_ptr<ModelGroup> group;
   if (const auto* own = dynamic_cast<const StatisticsModule*>(&module)) {
     group = own->statistics_group();
   } else if (const auto mark = MarkOf(module)) {

@@ -26,7 +26,7 @@ namespace {
 
 using internal::BatchNormCall;
 using internal::MarkedModule;
-using internal::StatisticsGroup;
+using internal::ModelGroup;
 using OptionalTensor = std::optional<at::Tensor>;
 
 // ---- The function for aten::batch_norm.
@@ -39,7 +39,7 @@ std::optional<MarkedModule> MarkOf(const BatchNormCall& call) {
   return std::nullopt;
 }
 
-std::shared_ptr<StatisticsGroup> GroupOf(const MarkedModule& mark) {
+std::shared_ptr<ModelGroup> GroupOf(const MarkedModule& mark) {
   if (!mark.group) return nullptr;
   auto group = mark.group();
   if (group != nullptr) return group;
@@ -161,7 +161,7 @@ int convert_sync_batchnorm(torch::nn::Module& module, std::shared_ptr<ProcessGro
   MarkedModule mark;
   if (group != nullptr) {
     mark.group = [weak = std::weak_ptr<ProcessGroup>(group)] {
-      return internal::StatisticsGroupOf(weak.lock());
+      return internal::ModelGroupOf(weak.lock());
     };
   }
   for (const Found& layer : found) {

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "ddp/statistics/statistics_group.h"
+#include "ddp/process_group/model_group.h"
 
 // The arithmetic of SyncBatchNorm and of a converted BatchNorm. sync_batch_norm.cc implements it.
 namespace ddp::internal {
@@ -42,7 +42,7 @@ struct BatchNormCall {
 //
 // Throws ConfigurationError when the joint batch has one value in each channel. Throws as
 // StatisticsRanks does. The backward throws ConfigurationError when it is derived a second time.
-at::Tensor JointBatchNorm(const BatchNormCall& call, const std::shared_ptr<StatisticsGroup>& group);
+at::Tensor JointBatchNorm(const BatchNormCall& call, const std::shared_ptr<ModelGroup>& group);
 
 // Runs LibTorch's batch norm, without a collective. `training`: normalizes by the statistics of
 // this rank's batch, not by the running statistics.

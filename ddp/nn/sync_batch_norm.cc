@@ -22,7 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "ddp/common/error.h"
 #include "ddp/nn/joint_batch_norm.h"
-#include "ddp/process_group/process_reducer_group.h"
+#include "ddp/process_group/model_group.h"
 #include "ddp/statistics/statistics_context.h"
 
 namespace ddp::internal {
@@ -317,8 +317,7 @@ bool NeedsGradient(const at::Tensor& tensor) { return tensor.defined() && tensor
 
 }  // namespace
 
-at::Tensor JointBatchNorm(const BatchNormCall& call,
-                          const std::shared_ptr<StatisticsGroup>& group) {
+at::Tensor JointBatchNorm(const BatchNormCall& call, const std::shared_ptr<ModelGroup>& group) {
   CheckCall(call);
   const at::Tensor& input = call.input;
   StatisticsRanks ranks = StatisticsRanks::OfForward(group);
@@ -347,8 +346,8 @@ at::Tensor LocalBatchNorm(const BatchNormCall& call, bool training) {
 
 // ---- The layer.
 
-std::shared_ptr<StatisticsGroup> StatisticsGroupOf(std::shared_ptr<ProcessGroup> group) {
-  return group ? std::make_shared<ProcessReducerGroup>(std::move(group)) : nullptr;
+std::shared_ptr<ModelGroup> ModelGroupOf(std::shared_ptr<ProcessGroup> group) {
+  return group ? std::make_shared<ModelGroup>(std::move(group)) : nullptr;
 }
 
 void CheckInput(const at::Tensor& input, size_t dimensions, int64_t channels) {

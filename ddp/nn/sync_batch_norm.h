@@ -28,8 +28,8 @@ class ProcessGroup;
 
 namespace internal {
 
-// Returns a StatisticsGroup over `group`; null for null.
-std::shared_ptr<StatisticsGroup> StatisticsGroupOf(std::shared_ptr<ProcessGroup> group);
+// Returns a ModelGroup over `group`; null for null.
+std::shared_ptr<ModelGroup> ModelGroupOf(std::shared_ptr<ProcessGroup> group);
 
 // A layer's state in one forward.
 struct SyncBatchNormState {
@@ -40,7 +40,7 @@ struct SyncBatchNormState {
   const at::Tensor& running_mean;
   const at::Tensor& running_var;
   const at::Tensor& num_batches_tracked;
-  const std::shared_ptr<StatisticsGroup>& group;
+  const std::shared_ptr<ModelGroup>& group;
 };
 void CheckInput(const at::Tensor& input, size_t dimensions, int64_t channels);
 at::Tensor RunSyncBatchNorm(const at::Tensor& input, const SyncBatchNormState& state);
@@ -79,7 +79,7 @@ class SyncBatchNormImplBase : public torch::nn::BatchNormImplBase<D, Derived>,
   explicit SyncBatchNormImplBase(const torch::nn::BatchNormOptions& options,
                                  std::shared_ptr<ProcessGroup> group = nullptr)
       : torch::nn::BatchNormImplBase<D, Derived>(options),
-        group_(internal::StatisticsGroupOf(std::move(group))) {}
+        group_(internal::ModelGroupOf(std::move(group))) {}
 
   at::Tensor forward(const at::Tensor& input) {
     this->_check_input_dim(input);
@@ -97,7 +97,7 @@ class SyncBatchNormImplBase : public torch::nn::BatchNormImplBase<D, Derived>,
     internal::PrintSyncBatchNorm(stream, D, this->options);
   }
 
-  std::shared_ptr<internal::StatisticsGroup> statistics_group() const override { return group_; }
+  std::shared_ptr<internal::ModelGroup> statistics_group() const override { return group_; }
 
  protected:
   void _check_input_dim(const at::Tensor& input) override {
@@ -105,7 +105,7 @@ class SyncBatchNormImplBase : public torch::nn::BatchNormImplBase<D, Derived>,
   }
 
  private:
-  std::shared_ptr<internal::StatisticsGroup> group_;
+  std::shared_ptr<internal::ModelGroup> group_;
 };
 
 // Takes inputs of the shape [N, C] or [N, C, L].

@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ddp/common/error.h"
+#include "ddp/process_group/model_group.h"
 #include "ddp/reducer/buckets/gradient_context.h"
-#include "ddp/reducer/reducer_group.h"
 
 namespace ddp::internal {
 namespace {
@@ -47,7 +47,7 @@ std::vector<const void*> AddressesOf(
 }  // namespace
 
 DelayedAllReduce::DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor>> parameters,
-                                   const at::Tensor& trigger, std::shared_ptr<ReducerGroup> group,
+                                   const at::Tensor& trigger, std::shared_ptr<ModelGroup> group,
                                    When start)
     : parameters_(std::move(parameters)),
       trigger_(trigger),
@@ -185,7 +185,7 @@ void DelayedAllReduce::Shadow() {
   group_->communicator().Wait(pending);
 }
 
-void DelayedAllReduce::Reset(std::shared_ptr<ReducerGroup> group) {
+void DelayedAllReduce::Reset(std::shared_ptr<ModelGroup> group) {
   group_ = std::move(group);
   pending_ = {};
   average_.reset();

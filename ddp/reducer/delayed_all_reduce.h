@@ -16,7 +16,7 @@
 
 namespace ddp::internal {
 
-class ReducerGroup;
+class ModelGroup;
 
 // Averages the gradients of some parameters outside of the buckets, in one all-reduce that the
 // gradient of another parameter, the trigger, starts. Implements
@@ -42,7 +42,7 @@ class DelayedAllReduce {
   // Throws ConfigurationError when one of `parameters` requires no gradient, or when they differ in
   // type or device. Their gradients must be dense.
   DelayedAllReduce(std::vector<std::pair<std::string, at::Tensor>> parameters,
-                   const at::Tensor& trigger, std::shared_ptr<ReducerGroup> group, When start);
+                   const at::Tensor& trigger, std::shared_ptr<ModelGroup> group, When start);
 
   // Removes its hooks from the trigger and the parameters.
   ~DelayedAllReduce();
@@ -67,7 +67,7 @@ class DelayedAllReduce {
   void Shadow();
 
   // Starts again over `group`, with gradients of zero in new memory.
-  void Reset(std::shared_ptr<ReducerGroup> group);
+  void Reset(std::shared_ptr<ModelGroup> group);
 
  private:
   void PointGradients();   // at zeros in new memory
@@ -83,7 +83,7 @@ class DelayedAllReduce {
   const std::vector<std::pair<std::string, at::Tensor>> parameters_;
   const at::Tensor trigger_;
   const ParameterUses uses_;
-  std::shared_ptr<ReducerGroup> group_;
+  std::shared_ptr<ModelGroup> group_;
   std::function<int()> announce_;
   at::Tensor flat_;
   unsigned hook_ = 0;            // of the trigger

@@ -22,7 +22,7 @@ namespace {
 
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::GroupOfOne;
-using ::ddp::testing::ReducerGroupOf;
+using ::ddp::testing::ModelGroupOf;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using When = DelayedAllReduce::When;
@@ -35,7 +35,7 @@ class DelayedAllReduceTest : public ::testing::Test {
   std::unique_ptr<DelayedAllReduce> Make(When start) {
     auto delayed = std::make_unique<DelayedAllReduce>(
         std::vector<std::pair<std::string, at::Tensor>>{{"a", a_}, {"b", b_}}, trigger_,
-        ReducerGroupOf(GroupOfOne()), start);
+        ModelGroupOf(GroupOfOne()), start);
     delayed->set_announce([] { return kDivisor; });
     return delayed;
   }
@@ -209,7 +209,7 @@ TEST_F(DelayedAllReduceTest, ResetForgetsAnAbandonedAverage) {
   const auto delayed = Make(When::kAtTrigger);
   delayed->EndForward(/*synchronize=*/true);
   Backward();
-  delayed->Reset(ReducerGroupOf(GroupOfOne()));
+  delayed->Reset(ModelGroupOf(GroupOfOne()));
   EXPECT_EQ(A(), 0);
   Backward();  // no second gradient
   delayed->Complete(1);
@@ -225,7 +225,7 @@ TEST_F(DelayedAllReduceTest, TheTriggerIsFreeAfterTheEnd) {
 TEST_F(DelayedAllReduceTest, RefusesParametersThatDoNotGoTogether) {
   const auto refused = [this](const at::Tensor& second) {
     return ErrorOf<ConfigurationError>([&] {
-      DelayedAllReduce({{"a", a_}, {"second", second}}, trigger_, ReducerGroupOf(GroupOfOne()),
+      DelayedAllReduce({{"a", a_}, {"second", second}}, trigger_, ModelGroupOf(GroupOfOne()),
                        When::kAtTrigger);
     });
   };

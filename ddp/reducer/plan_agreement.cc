@@ -13,13 +13,13 @@
 #include "absl/strings/str_cat.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/common/error.h"
-#include "ddp/reducer/reducer_group.h"
+#include "ddp/process_group/model_group.h"
 
 namespace ddp::internal {
 namespace {
 
 std::vector<int32_t> ToVector(const at::Tensor& words, const OperationName& what,
-                              ReducerGroup& group) {
+                              ModelGroup& group) {
   const at::Tensor local = group.communicator().ToHost(words, what);
   const int32_t* first = local.const_data_ptr<int32_t>();
   return {first, first + local.numel()};
@@ -50,7 +50,7 @@ BucketPlan PlanOrThrow(absl::StatusOr<BucketPlan> plan) {
 
 // The minimum over all ranks of every number, and of its negative, equals this rank's own when all
 // ranks have the same.
-PlanComparison ComparePlans(const BucketPlan& plan, const PassRecord& record, ReducerGroup& group) {
+PlanComparison ComparePlans(const BucketPlan& plan, const PassRecord& record, ModelGroup& group) {
   std::vector<int32_t> words = plan.Encode();
   words.push_back(record.rebuilt ? 1 : 0);
   const auto of_plan = static_cast<int64_t>(words.size());
@@ -74,7 +74,7 @@ PlanComparison ComparePlans(const BucketPlan& plan, const PassRecord& record, Re
 }
 
 BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::Tensor>& tensors,
-                         int source, ReducerGroup& group) {
+                         int source, ModelGroup& group) {
   std::vector<int32_t> words(BucketPlan::EncodedSize(static_cast<int64_t>(tensors.size())), 0);
   if (group.rank() == source) words = plan.Encode();
   const at::Tensor message = at::tensor(words, at::kInt).to(group.device());

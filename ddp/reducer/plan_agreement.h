@@ -11,7 +11,7 @@
 
 namespace ddp::internal {
 
-class ReducerGroup;
+class ModelGroup;
 
 // Returns the properties of parameters that a plan depends on. Parameters of one type and device
 // get the same `kind`. `sparse` says which parameters have sparse gradients.
@@ -48,12 +48,12 @@ struct PlanComparison {
 };
 
 // Compares the plans and records of all ranks.
-PlanComparison ComparePlans(const BucketPlan& plan, const PassRecord& record, ReducerGroup& group);
+PlanComparison ComparePlans(const BucketPlan& plan, const PassRecord& record, ModelGroup& group);
 
 // Returns the plan of the rank `source`. `plan` is looked at on that rank only. `tensors` describe
 // the parameters. Throws ConfigurationError when the received integers are no plan for them.
 BucketPlan BroadcastPlan(const BucketPlan& plan, const std::vector<BucketPlan::Tensor>& tensors,
-                         int source, ReducerGroup& group);
+                         int source, ModelGroup& group);
 
 }  // namespace ddp::internal
 

@@ -58,7 +58,7 @@ void WarnAllUsed() {
 
 }  // namespace
 
-Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup> group,
+Reducer::Reducer(std::vector<Parameter> parameters, std::shared_ptr<ModelGroup> group,
                  Options options)
     : parameters_(std::move(parameters)),
       tensors_(TensorsOf(parameters_)),
@@ -186,13 +186,13 @@ void Reducer::UsePlan(BucketPlan plan) {
   Reset(group_);
 }
 
-void Reducer::Reset(std::shared_ptr<ReducerGroup> group) {
+void Reducer::Reset(std::shared_ptr<ModelGroup> group) {
   const EngineLock::Scope lock(*lock_);
   Clear(std::move(group), /*unsettled=*/false);
   TakeFirstPlan();
 }
 
-void Reducer::ResetAfterFailure(std::shared_ptr<ReducerGroup> group) {
+void Reducer::ResetAfterFailure(std::shared_ptr<ModelGroup> group) {
   const EngineLock::Scope lock(*lock_);
   if (proof_ && *proof_ != DeviceOutcome::kProven) doubt_ = PassRecord::Doubt::kUnproven;
   proof_ = nullptr;
@@ -200,7 +200,7 @@ void Reducer::ResetAfterFailure(std::shared_ptr<ReducerGroup> group) {
   SetPlan(BucketPlan(plan()), core_.plan_state());
 }
 
-void Reducer::Clear(std::shared_ptr<ReducerGroup> group, bool unsettled) {
+void Reducer::Clear(std::shared_ptr<ModelGroup> group, bool unsettled) {
   group_ = std::move(group);
   on_device_ = !group_->device().is_cpu();
   if (on_device_) lock_->Enable();

@@ -15,6 +15,7 @@
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/device_proof.h"
 #include "ddp/common/grad_bucket.h"
+#include "ddp/process_group/model_group.h"
 #include "ddp/reducer/backward_watch.h"
 #include "ddp/reducer/buckets/bucket_plan.h"
 #include "ddp/reducer/buckets/gradient_buckets.h"
@@ -25,7 +26,6 @@
 #include "ddp/reducer/pass/forward_record.h"
 #include "ddp/reducer/pass/pass_core.h"
 #include "ddp/reducer/plan_agreement.h"
-#include "ddp/reducer/reducer_group.h"
 #include "ddp/reducer/streams_used.h"
 #include "ddp/reducer/unused_parameters.h"
 
@@ -84,7 +84,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
 
   // Sets hooks and buckets. All ranks give equal parameters and options. Throws ConfigurationError
   // when no bucket plan can be made.
-  Reducer(std::vector<Parameter> parameters, std::shared_ptr<ReducerGroup> group, Options options);
+  Reducer(std::vector<Parameter> parameters, std::shared_ptr<ModelGroup> group, Options options);
 
   // Removes the hooks. Reports a failure to the peers when a pass is not complete, since they wait
   // for it.
@@ -101,7 +101,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // Starts again over `group`, on all of its ranks. The state is idle, and the buckets are the
   // first ones, which the next pass rebuilds. Gradients stay. Buffers to which an abandoned
   // communicator may still write are replaced.
-  void Reset(std::shared_ptr<ReducerGroup> group);
+  void Reset(std::shared_ptr<ModelGroup> group);
 
   // Starts again over the same ranks after a failure. The buckets stay, because the exact bits of a
   // sum over more than two ranks depend on them. The next pass begins with an agreement on the
@@ -111,7 +111,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // that a failure then aborts. When the last pass of some rank was aborted in this way, the next
   // pass throws ReductionError on all ranks, once. The pass after that, and the next pass where the
   // ranks have completed different numbers of passes, begins with set_on_doubt()'s function.
-  void ResetAfterFailure(std::shared_ptr<ReducerGroup> group);
+  void ResetAfterFailure(std::shared_ptr<ModelGroup> group);
 
   // See GradientHooks::ParametersChanged().
   bool ParametersChanged() const { return gradient_hooks_.ParametersChanged(); }
@@ -235,7 +235,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   // GradientHooks::Observer: the hot path, for every gradient.
   void OnGradient(int parameter, const at::Tensor& input) override;
 
-  void Clear(std::shared_ptr<ReducerGroup> group, bool unsettled);
+  void Clear(std::shared_ptr<ModelGroup> group, bool unsettled);
   static std::vector<const void*> AddressesOf(const std::vector<at::Tensor>& tensors);
   static std::vector<at::Tensor> TensorsOf(const std::vector<Parameter>& parameters);
   std::vector<std::string> Names() const;
@@ -291,7 +291,7 @@ class Reducer final : private BackwardWatch::Observer, private GradientHooks::Ob
   const GradientBuckets::Factory make_buckets_;
   std::vector<BucketPlan::Tensor> descriptions_;
 
-  std::shared_ptr<ReducerGroup> group_;
+  std::shared_ptr<ModelGroup> group_;
   CommHookLauncher hook_;
   Announce announce_;
   std::function<void()> on_first_pass_;

@@ -24,7 +24,7 @@ namespace {
 using ::ddp::testing::ErrorOf;
 using ::ddp::testing::Flatten;
 using ::ddp::testing::Gradients;
-using ::ddp::testing::ReducerGroupOf;
+using ::ddp::testing::ModelGroupOf;
 using ::ddp::testing::SameOnAllRanks;
 using ::ddp::testing::ThrowInBackward;
 using ::testing::HasSubstr;
@@ -65,7 +65,7 @@ class Trainer {
     }
     options.initial_limits_bytes = {40};
     options.rebuild_limits_bytes = {72};
-    reducer = std::make_unique<Reducer>(parameters, ReducerGroupOf(group_), std::move(options));
+    reducer = std::make_unique<Reducer>(parameters, ModelGroupOf(group_), std::move(options));
   }
 
   // The forward and backward of one step. `step` chooses the inputs.
@@ -163,14 +163,14 @@ RANK_TEST(ReducerTest, UnusedParametersOnEachKindOfBuckets, 2) {
 // The last bucket carries the map, except where its kind or a hook does not allow it.
 RANK_TEST(ReducerTest, TheMapOfUsedParametersHasACollectiveOnlyWhereItMust, 2) {
   const auto group = init_process_group();
-  const auto launched = [&] { return ReducerGroupOf(group)->communicator().log()->launched(); };
+  const auto launched = [&] { return ModelGroupOf(group)->communicator().log()->launched(); };
   const auto of_a_pass = [&](Reducer::Options options, bool with_hook) {
     options.find_unused_parameters = true;
     Trainer trainer(group, std::move(options), true);
     if (with_hook) {
       trainer.reducer->RegisterHook(
           "sum", {.first = [&](GradBucket& bucket) {
-            return Communicator::FutureOf(ReducerGroupOf(group)->communicator().AllReduce(
+            return Communicator::FutureOf(ModelGroupOf(group)->communicator().AllReduce(
                 bucket.buffer(), {"a hook's all-reduce"}));
           }});
     }
@@ -198,7 +198,7 @@ RANK_TEST(ReducerTest, AFailureOnEachKindOfBuckets, .world_size = 2,
         [&] { trainer.Run(1, /*synchronize=*/true, Side::kAll, /*explode=*/culprit); });
     EXPECT_THAT(error, HasSubstr(culprit ? "not a number" : "rank 1"));
     group->ensure_usable();
-    trainer.reducer->ResetAfterFailure(ReducerGroupOf(group));
+    trainer.reducer->ResetAfterFailure(ModelGroupOf(group));
     trainer.net->zero_grad();
     trainer.Run(2);
     return Gradients(*trainer.net);

@@ -16,7 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
-#include "ddp/statistics/statistics_group.h"
+#include "ddp/process_group/model_group.h"
 
 namespace torch::nn {
 class Module;
@@ -30,7 +30,7 @@ struct MarkedModule {
   std::weak_ptr<torch::nn::Module> module;
   // Returns the group of the layer's own; null when that has been destroyed. A mark does not keep a
   // group alive. Empty: the group is that of the model.
-  std::function<std::shared_ptr<StatisticsGroup>()> group;
+  std::function<std::shared_ptr<ModelGroup>()> group;
 };
 
 // The marked modules of this process. A module is recognized by tensors of its own: its running

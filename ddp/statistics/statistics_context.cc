@@ -19,14 +19,14 @@ namespace {
 constexpr char kHeader[] = "the size of a sum of a SyncBatchNorm";
 constexpr char kSum[] = "the sum of a SyncBatchNorm under a Join";
 
-int64_t BroadcastSize(int64_t mine, int source, StatisticsGroup& group) {
+int64_t BroadcastSize(int64_t mine, int source, ModelGroup& group) {
   const at::Tensor header = at::full({1}, mine, at::TensorOptions(at::kLong)).to(group.device());
   Communicator::Pending pending = group.communicator().Broadcast(header, source, kHeader);
   group.communicator().Wait(pending);
   return group.communicator().ToHost(header, kHeader).item<int64_t>();
 }
 
-void AllReduce(const at::Tensor& tensor, const char* what, StatisticsGroup& group) {
+void AllReduce(const at::Tensor& tensor, const char* what, ModelGroup& group) {
   Communicator::Pending pending = group.communicator().AllReduce(tensor, what);
   group.communicator().Wait(pending);
 }
@@ -52,7 +52,7 @@ void RefuseDistributedContext() {
 }
 
 // A failure of this rank is reported to the groups that the wrapper knows, and to no others.
-void CheckIsKnown(const StatisticsGroup& own, const StatisticsContext& context) {
+void CheckIsKnown(const ModelGroup& own, const StatisticsContext& context) {
   for (const auto& group : context.own_groups) {
     if (group->SameAs(own)) return;
   }
@@ -102,11 +102,11 @@ const StatisticsRanks& StatisticsReplay::Next() {
 
 // ---- The ranks of a layer.
 
-StatisticsRanks::StatisticsRanks(std::shared_ptr<StatisticsGroup> group,
+StatisticsRanks::StatisticsRanks(std::shared_ptr<ModelGroup> group,
                                  std::shared_ptr<StatisticsContext> context)
     : group_(std::move(group)), context_(std::move(context)), incarnation_(group_->incarnation()) {}
 
-StatisticsRanks StatisticsRanks::OfForward(const std::shared_ptr<StatisticsGroup>& own) {
+StatisticsRanks StatisticsRanks::OfForward(const std::shared_ptr<ModelGroup>& own) {
   StatisticsReplay* const replay = StatisticsReplay::Current();
   StatisticsRanks ranks = replay != nullptr ? replay->Next() : Find(own);
   for (std::vector<StatisticsRanks>* const recording : OfThread().recordings) {
@@ -115,7 +115,7 @@ StatisticsRanks StatisticsRanks::OfForward(const std::shared_ptr<StatisticsGroup
   return ranks;
 }
 
-StatisticsRanks StatisticsRanks::Find(const std::shared_ptr<StatisticsGroup>& own) {
+StatisticsRanks StatisticsRanks::Find(const std::shared_ptr<ModelGroup>& own) {
   const std::shared_ptr<StatisticsContext> context = StatisticsScope::Current();
   if (context != nullptr && !context->has_layers) {
     throw ConfigurationError(
@@ -177,7 +177,7 @@ void ThrowOwnGroupUnderJoin() {
       "Join, leave its group unset, or give it the model's");
 }
 
-void ShadowSum(StatisticsGroup& group, int source) {
+void ShadowSum(ModelGroup& group, int source) {
   const int64_t size = BroadcastSize(0, source, group);
   AllReduce(at::zeros({size}, at::TensorOptions(at::kDouble).device(group.device())), kSum, group);
 }

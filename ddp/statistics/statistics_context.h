@@ -19,14 +19,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "ddp/statistics/statistics_group.h"
+#include "ddp/process_group/model_group.h"
 
 namespace ddp::internal {
 
 // The model whose forward runs: a value that its wrapper changes and its layers read. Outlives the
 // wrapper where a graph keeps it. Thread-compatible.
 struct StatisticsContext {
-  std::shared_ptr<StatisticsGroup> group;
+  std::shared_ptr<ModelGroup> group;
 
   // Under a Join: announces a sum over `group`, and returns the rank that broadcasts its size.
   // Empty: no Join.
@@ -37,7 +37,7 @@ struct StatisticsContext {
 
   // The groups that layers have of their own, without `group`. The wrapper reports its failures to
   // these groups too.
-  std::vector<std::shared_ptr<StatisticsGroup>> own_groups;
+  std::vector<std::shared_ptr<ModelGroup>> own_groups;
 };
 
 // Sets the context of this thread while it lives. Scopes may be nested; the innermost counts.
@@ -66,7 +66,7 @@ class StatisticsRanks {
   // - when there is no group
   // - when the wrapper was made before the layer, or before the layer got its group
   // - for a group of its own under a Join
-  static StatisticsRanks OfForward(const std::shared_ptr<StatisticsGroup>& own);
+  static StatisticsRanks OfForward(const std::shared_ptr<ModelGroup>& own);
 
   int rank() const { return group_->rank(); }
   int size() const { return group_->size(); }
@@ -80,13 +80,12 @@ class StatisticsRanks {
   at::Tensor Sum(const at::Tensor& part, const char* what) const;
 
  private:
-  StatisticsRanks(std::shared_ptr<StatisticsGroup> group,
-                  std::shared_ptr<StatisticsContext> context);
-  static StatisticsRanks Find(const std::shared_ptr<StatisticsGroup>& own);
+  StatisticsRanks(std::shared_ptr<ModelGroup> group, std::shared_ptr<StatisticsContext> context);
+  static StatisticsRanks Find(const std::shared_ptr<ModelGroup>& own);
   bool Announced() const;
   void CompareSize(int64_t size, int source) const;
 
-  std::shared_ptr<StatisticsGroup> group_;
+  std::shared_ptr<ModelGroup> group_;
   std::shared_ptr<StatisticsContext> context_;  // null: a group of its own
   int64_t incarnation_;
 };
@@ -134,7 +133,7 @@ class [[nodiscard]] StatisticsReplay {
 
 // Takes part with zeros in an announced sum of the ranks with inputs, on a joined rank. `source`:
 // the rank that broadcasts the size. Throws as a collective does.
-void ShadowSum(StatisticsGroup& group, int source);
+void ShadowSum(ModelGroup& group, int source);
 
 }  // namespace ddp::internal
 

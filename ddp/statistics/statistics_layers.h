@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "ddp/statistics/statistics_group.h"
+#include "ddp/process_group/model_group.h"
 
 namespace ddp::internal {
 
@@ -17,14 +17,14 @@ class StatisticsModule {
   virtual ~StatisticsModule() = default;
 
   // Returns the group of the layer's own; null: that of the model.
-  virtual std::shared_ptr<StatisticsGroup> statistics_group() const = 0;
+  virtual std::shared_ptr<ModelGroup> statistics_group() const = 0;
 };
 
 // A layer with batch statistics over all ranks.
 struct StatisticsLayer {
-  bool training = false;                   // its forward has collectives
-  std::shared_ptr<StatisticsGroup> group;  // of its own; null: that of the model
-  std::vector<at::Tensor> buffers;         // its defined buffers
+  bool training = false;              // its forward has collectives
+  std::shared_ptr<ModelGroup> group;  // of its own; null: that of the model
+  std::vector<at::Tensor> buffers;    // its defined buffers
 };
 
 }  // namespace ddp::internal

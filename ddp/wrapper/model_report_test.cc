@@ -17,7 +17,7 @@ namespace ddp::internal {
 namespace {
 
 using ::ddp::testing::GroupOfOne;
-using ::ddp::testing::ReducerGroupOf;
+using ::ddp::testing::ModelGroupOf;
 
 // A reducer over one rank, with four parameters in buckets of at most 1,024 bytes.
 class ModelReportTest : public ::testing::Test {
@@ -32,7 +32,7 @@ class ModelReportTest : public ::testing::Test {
       Parameter("embedding", 8, at::kFloat, /*sparse=*/true),
       Parameter("last.weight", 32, at::kDouble)};
   Reducer reducer_{parameters_,
-                   ReducerGroupOf(GroupOfOne()),
+                   ModelGroupOf(GroupOfOne()),
                    {.initial_limits_bytes = {1024}, .rebuild_limits_bytes = {1024}}};
 };
 
@@ -63,7 +63,7 @@ TEST_F(ModelReportTest, LoggingDataOfAReducerWithoutAPass) {
 }
 
 TEST_F(ModelReportTest, LoggingDataOfRebuiltBuckets) {
-  Reducer dense({parameters_[0], parameters_[1], parameters_[3]}, ReducerGroupOf(GroupOfOne()),
+  Reducer dense({parameters_[0], parameters_[1], parameters_[3]}, ModelGroupOf(GroupOfOne()),
                 {.initial_limits_bytes = {1024}, .rebuild_limits_bytes = {64}});
   dense.BeginForward();
   at::Tensor loss = parameters_[0].tensor.sum();

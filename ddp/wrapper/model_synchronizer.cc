@@ -24,7 +24,7 @@
 #include "ddp/model/model_view.h"
 #include "ddp/model/wrapped_parameters.h"
 #include "ddp/process_group.h"
-#include "ddp/process_group/process_reducer_group.h"
+#include "ddp/process_group/model_group.h"
 #include "ddp/reducer/pass/pass_core.h"
 #include "ddp/reducer/unused_parameters.h"
 #include "ddp/transfer/coalesced_broadcast.h"
@@ -65,7 +65,7 @@ ModelSynchronizer::ModelSynchronizer(std::shared_ptr<const ModelView> model,
   CheckPlacement(options_, tensors, *group_);
   std::vector<Reducer::Parameter> reduced = ReducedParameters(options_, tensors);
   statistics_ = std::make_unique<ModelStatistics>(model_, options_.params_and_buffers_to_ignore);
-  TakeGroup(group_, statistics_->OwnGroups(ProcessReducerGroup(group_)));
+  TakeGroup(group_, statistics_->OwnGroups(ModelGroup(group_)));
   Reducer::Options reducer_options = ReducerOptionsOf(options_, reduced);
   reducer_options.collectives_in_backward = statistics_->has_layers();
   group_->ensure_usable();
@@ -347,7 +347,7 @@ void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) 
                  group_);
   }
   CheckFollows(buffers_.hook(), "the buffer comm hook", group_);
-  ModelStatistics::Groups own_groups = statistics_->OwnGroups(ProcessReducerGroup(group));
+  ModelStatistics::Groups own_groups = statistics_->OwnGroups(ModelGroup(group));
   const ModelTensors tensors = Tensors();
   tensors.CheckDevices(group->device(), group->backend());
   AgreeOnModel(*group, MetadataOf(options_, tensors));
@@ -400,14 +400,14 @@ ModelTensors ModelSynchronizer::Tensors() const {
 }
 
 void ModelSynchronizer::TakeGroup(std::shared_ptr<ProcessGroup> group,
-                                  std::vector<std::shared_ptr<StatisticsGroup>> own_groups) {
+                                  std::vector<std::shared_ptr<ModelGroup>> own_groups) {
   group_ = std::move(group);
-  statistics_->UseGroup(std::make_shared<ProcessReducerGroup>(group_), std::move(own_groups));
+  statistics_->UseGroup(std::make_shared<ModelGroup>(group_), std::move(own_groups));
 }
 
 // Returns the model's group. Its failure reports also go to the layers' own groups.
-std::shared_ptr<ReducerGroup> ModelSynchronizer::ReducedOver() const {
-  return std::make_shared<ProcessReducerGroup>(group_, statistics_->own_groups());
+std::shared_ptr<ModelGroup> ModelSynchronizer::ReducedOver() const {
+  return std::make_shared<ModelGroup>(group_, statistics_->own_groups());
 }
 
 // Runs in the first pass, because registering a hook is not a collective.

@@ -30,7 +30,7 @@ namespace ddp::internal {
 class ModelStatistics;
 struct ModelTensors;
 class ModelView;
-class StatisticsGroup;
+class ModelGroup;
 class WrappedParameters;
 
 // Keeps one model equal on all ranks: DistributedDataParallel without the type of the module.
@@ -125,10 +125,10 @@ class ModelSynchronizer : public Joinable {
   };
 
   void TakeGroup(std::shared_ptr<ProcessGroup> group,
-                 std::vector<std::shared_ptr<StatisticsGroup>> own_groups);
+                 std::vector<std::shared_ptr<ModelGroup>> own_groups);
   void RunAfterForward(const std::vector<at::Tensor>& outputs, bool complete);
   ModelTensors Tensors() const;
-  std::shared_ptr<ReducerGroup> ReducedOver() const;
+  std::shared_ptr<ModelGroup> ReducedOver() const;
   void SetUp(const ModelTensors& tensors, std::vector<Reducer::Parameter> reduced,
              const Reducer::Options& reducer_options);
   void AgreeOnHooks() const;

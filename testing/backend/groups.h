@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "ddp/process_group.h"
-#include "ddp/process_group/process_reducer_group.h"
+#include "ddp/process_group/model_group.h"
 
 namespace ddp::testing {
 
@@ -20,8 +20,8 @@ inline std::shared_ptr<ProcessGroup> GroupOfOne() {
 }
 
 // Returns `group` as a Reducer sees it.
-inline std::shared_ptr<internal::ReducerGroup> ReducerGroupOf(std::shared_ptr<ProcessGroup> group) {
-  return std::make_shared<internal::ProcessReducerGroup>(std::move(group));
+inline std::shared_ptr<internal::ModelGroup> ModelGroupOf(std::shared_ptr<ProcessGroup> group) {
+  return std::make_shared<internal::ModelGroup>(std::move(group));
 }
 
 }  // namespace ddp::testing
