@@ -164,9 +164,8 @@ RANK_TEST(DeviceStreamsTest, ALateSumIsNoFailureOfTheNextIncarnation, 2) {
   const auto group = std::make_shared<ProcessGroup>(
       c10::make_intrusive<LateStore>(world->store()),
       ProcessGroup::Place{.rank = world->rank(), .size = 2, .local_rank = world->rank()},
-      ProcessGroupOptions()
-          .make_backend(testing::ConnectSimulatedDevices)
-          .timeout(std::chrono::seconds(5)));
+      ProcessGroupOptions{.make_backend = testing::ConnectSimulatedDevices,
+                          .timeout = std::chrono::seconds(5)});
   if (group->rank() == 0) {
     group->all_reduce(Ones(group));
     AwaitKey(world, "reported");
