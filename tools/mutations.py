@@ -103,7 +103,13 @@ MUTATIONS = [
     ),
     Mutation(
         "the event that proves a pass",
-        [(COMMUNICATOR, "return device_watch_->Mark(device);", "return nullptr;")],
+        [
+            (
+                COMMUNICATOR,
+                "DeviceProof proof = device_watch_->Mark(device);",
+                "DeviceProof proof = nullptr;",
+            )
+        ],
         STREAMS_TEST,
         "*AStepAfterAnAbortedReductionIsNotKept*",
     ),

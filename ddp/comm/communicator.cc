@@ -29,6 +29,7 @@
 #include "ddp/comm/completion_wait.h"
 #include "ddp/comm/device_watch.h"
 #include "ddp/comm/group_error.h"
+#include "ddp/comm/last_passes.h"
 #include "ddp/comm/message_thread.h"
 #include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/comm/work_future.h"
@@ -656,9 +657,9 @@ bool Communicator::IsComplete(const Pending& pending) {
 }
 
 at::Tensor Communicator::ToHost(const at::Tensor& tensor, const OperationName& what) {
-  const DeviceProof proof = Prove(tensor.device());
+  if (!device_watch_ || !options_.traits.RunsOnStream(tensor.device())) return tensor.to(at::kCPU);
+  const DeviceProof proof = device_watch_->Mark(tensor.device());
   at::Tensor on_host = tensor.to(at::kCPU);
-  if (proof == nullptr) return on_host;
   device_watch_->Look();
   if (*proof == DeviceOutcome::kLost) Fail(what, "a peer failed");
   FailIfWatched(what);
@@ -667,7 +668,9 @@ at::Tensor Communicator::ToHost(const at::Tensor& tensor, const OperationName& w
 
 DeviceProof Communicator::Prove(at::Device device) {
   if (!device_watch_ || !options_.traits.RunsOnStream(device)) return nullptr;
-  return device_watch_->Mark(device);
+  DeviceProof proof = device_watch_->Mark(device);
+  NoteLastPass(monitor_, proof);
+  return proof;
 }
 
 Communicator::Pending Communicator::StartBarrier(at::Device device, OperationName what) {

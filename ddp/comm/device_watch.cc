@@ -18,7 +18,7 @@
 namespace ddp::internal {
 namespace {
 
-// Between two looks of the thread: without operations, with some, and at the end.
+// Between two looks of the thread: without operations and marks, with some, and at the end.
 constexpr absl::Duration kIdleLook = absl::Milliseconds(200);
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 constexpr absl::Duration kEndLook = absl::Milliseconds(1);
@@ -34,6 +34,11 @@ c10::Event Recorded(at::Device device) {
   c10::Event event(device.type());
   event.record(guard.getStream(device));
   return event;
+}
+
+void Conclude(std::atomic<DeviceOutcome>& proof, DeviceOutcome outcome) {
+  proof = outcome;
+  proof.notify_all();
 }
 
 }  // namespace
@@ -88,7 +93,7 @@ void DeviceWatch::Settle() {
       error_ = TextOf(work->exception());
       break;
     }
-    if (first.proof && !aborted_) *first.proof = DeviceOutcome::kProven;
+    if (first.proof && !aborted_) Conclude(*first.proof, DeviceOutcome::kProven);
     if (first.operation.sequence >= 0) complete_before = first.operation.sequence + 1;
     entries_.pop_front();
   }
@@ -112,6 +117,11 @@ bool DeviceWatch::AwaitCompletion(c10d::Work& work) const {
 bool DeviceWatch::aborted() const {
   MutexLock lock(mutex_);
   return aborted_;
+}
+
+bool DeviceWatch::idle() const {
+  MutexLock lock(mutex_);
+  return entries_.empty();
 }
 
 bool DeviceWatch::done() const {
@@ -176,7 +186,7 @@ void DeviceWatch::Run() {
         patience = std::min(2 * patience, kLongestPatience);
       }
     }
-    const absl::Duration look = ending_ ? kEndLook : awaited.has_value() ? kLook : kIdleLook;
+    const absl::Duration look = ending_ ? kEndLook : idle() ? kIdleLook : kLook;
     const bool ending = ending_;
     monitor_->signal()->Wait([&] { return monitor_->failed() || ending_ != ending; }, look);
   }
@@ -246,7 +256,7 @@ void DeviceWatch::Abort() {
     Settle();
     aborted_ = true;
     for (const Entry& entry : entries_) {
-      if (entry.proof) *entry.proof = DeviceOutcome::kLost;
+      if (entry.proof) Conclude(*entry.proof, DeviceOutcome::kLost);
     }
   }
   try {

@@ -91,6 +91,7 @@ class DeviceWatch {
   void Abort();
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool aborted() const;
+  bool idle() const;
   bool done() const;
 
   const c10::intrusive_ptr<c10d::Backend> backend_;

@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "ddp/comm/last_passes.h"
 #include "ddp/common/logging.h"
 #include "ddp/common/sharded_optimizer.h"
 #include "elastic/checkpoint/file_system/posix_file_system.h"
@@ -405,6 +406,12 @@ absl::StatusOr<std::string> Checkpointer::Impl::TrySave(const TrainingState& sta
     contents = absl::InvalidArgumentError(FromException(error).message());
   }
   if (plain.sharded != nullptr) FillShare(plain, keep, contents);
+  if (!ddp::internal::LastPassesAreProven()) {
+    contents = absl::AbortedError(
+        absl::StrCat("rank ", options_.rank,
+                     ": a failure has aborted a reduction of gradients after the backward had "
+                     "returned, so the optimizer may have stepped on wrong gradients"));
+  }
   return SaveCheckpoint(file_system_, storage_, *group_, options, contents);
 }
 
@@ -556,6 +563,7 @@ absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::TryRestore
 
   LoadModel(model, manifest.aliases, loaded->model);
   (*put)();
+  ddp::internal::ForgetLastPasses();
   if (state.sampler != nullptr) state.sampler->restore(*manifest.sampler);
   state.step = manifest.id.step;
   state.epoch = manifest.epoch;

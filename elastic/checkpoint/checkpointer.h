@@ -85,9 +85,11 @@ struct RestoredCheckpoint {
 //   state.step = step;
 //   checkpointer.save(state);
 //
-// On a device with streams, a step may be torn by a failure of which the host does not know yet.
-// Call ProcessGroup::barrier() before save(): it throws then. ddp::elastic::Training needs none:
-// its ranks agree on a save through the process group.
+// On a device with streams, an optimizer may have stepped on gradients of a reduction that a
+// failure has aborted, and the host may not know it yet. save() waits until the device has ended
+// the last reduction of this process. When that was aborted on a rank, no rank saves, until
+// restore() has replaced the state or a further backward has shown that it is sound; the next
+// forward throws the failure.
 //
 // save() and restore() are collectives over the store: every rank calls them, in the same order and
 // between the same steps. All ranks need the folder (one host, or a shared file system).

@@ -37,6 +37,10 @@ class CheckpointGroup {
   // block that is written.
   virtual void Progress() {}
 
+  // Ends the attempt for this rank, which has an error and does not wait for the others. They get
+  // the error from their Decide() where the group can tell them.
+  virtual void Leave(const absl::Status& /*error*/) {}
+
   // Sends `value` to rank 0. Blocks until every rank has called it, and returns rank 0's answer,
   // the result of its `decide`.
   // Errors: kDeadlineExceeded, naming the missing ranks and the time; kUnavailable when the other

@@ -93,6 +93,12 @@ void StoreGroup::Progress() {
   }
 }
 
+void StoreGroup::Leave(const absl::Status& error) {
+  if (attempt_ == 0 || failed_) StartAttempt(patience_);
+  failed_ = true;
+  Tell(error);
+}
+
 absl::StatusOr<std::string> StoreGroup::Decide(const std::string& value, const Decision& decide) {
   if (attempt_ == 0 || failed_) StartAttempt(patience_);
   const absl::StatusOr<std::string> text = Exchange(value, decide);

@@ -58,6 +58,9 @@ class StoreGroup final : public CheckpointGroup {
   void StartAttempt(Patience patience) override;
   void Progress() override;
 
+  // Tells the others.
+  void Leave(const absl::Status& error) override;
+
   // See CheckpointGroup. Exceptions of the store become kUnavailable. kDeadlineExceeded: the store
   // answers, and the others have made no progress for `timeout`.
   absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) override;

@@ -149,6 +149,10 @@ absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& sto
                                  CheckpointGroup& group, const SaveOptions& options,
                                  const absl::StatusOr<CheckpointContents>& contents,
                                  std::string& folder) {
+  if (absl::IsAborted(contents.status())) {  // the other ranks may never come
+    group.Leave(contents.status());
+    return contents.status();
+  }
   std::vector<Shard> plan;
   std::string agreement;
   if (!contents.ok()) {
