@@ -8,19 +8,26 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "ddp/comm/backend/gloo_backend.h"
-#include "ddp/comm/engine_backend/engine_work.h"
+#include "ddp/comm/backend/operation_fault.h"
 #include "ddp/comm/hierarchical/gloo_link.h"
 #include "ddp/comm/hierarchical/host_layout.h"
 #include "ddp/comm/hierarchical/rank_engine.h"
@@ -70,6 +77,90 @@ void CheckOne(const Tensors& tensors) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "expected one tensor, got ", tensors.size());
   CheckDense(tensors.front());
 }
+
+std::exception_ptr ErrorOf(const absl::Status& status) {
+  const c10::SourceLocation here = {__func__, __FILE__, __LINE__};
+  const std::string text(status.message());
+  if (absl::IsAborted(status)) return std::make_exception_ptr(PeerAbortedError(here, text));
+  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) {
+    return std::make_exception_ptr(c10::DistNetworkError(here, text));
+  }
+  return std::make_exception_ptr(c10::DistBackendError(here, text));
+}
+
+// The Work of one operation of an engine. Thread-safe.
+class EngineWork final : public c10d::Work {
+ public:
+  struct Operation {
+    c10d::OpType type = c10d::OpType::UNKNOWN;
+    Tensors results;               // of the future
+    Tensors inputs;                // kept until the end
+    std::function<void()> finish;  // on success, before the end; may be null
+  };
+
+  EngineWork(int rank, Operation operation, std::weak_ptr<RankEngine> engine)
+      : Work(rank, operation.type), operation_(std::move(operation)), engine_(std::move(engine)) {}
+
+  bool isCompleted() override {
+    if (done()) return true;
+    if (const auto engine = engine_.lock()) engine->Poll();
+    return done();
+  }
+  bool isSuccess() const override { return done() && !future_->hasError(); }
+  std::exception_ptr exception() const override {
+    return done() && future_->hasError() ? future_->exception_ptr() : nullptr;
+  }
+  Tensors result() override { return operation_.results; }
+
+  // Blocks, and does the work on this thread. Throws a kind of c10::DistError (see
+  // operation_fault.h) when the operation fails or `timeout` passes; a timeout leaves the operation
+  // as it is.
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (const auto engine = engine_.lock(); engine && !done()) {
+      engine->Drive([this] { return done(); },
+                    timeout == kNoTimeout ? absl::InfiniteFuture()
+                                          : MonotonicClock().Now() + absl::FromChrono(timeout));
+    }
+    if (!done()) {
+      std::rethrow_exception(
+          ErrorOf(absl::DeadlineExceededError("Timed out: the wait for an operation")));
+    }
+    if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+    return true;
+  }
+  void synchronize() override {}
+  void abort() override {
+    if (const auto engine = engine_.lock()) engine->Abort();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+  // To be called once, when the operation has ended, by the engine's thread of the moment.
+  void End(absl::Status status) {
+    if (status.ok() && operation_.finish) {
+      const at::NoGradGuard no_grad;
+      try {
+        operation_.finish();
+      } catch (const std::exception& error) {
+        status = absl::InternalError(error.what());
+      }
+    }
+    operation_.finish = nullptr;  // frees its captures before the future is complete
+    operation_.inputs.clear();
+    if (status.ok()) {
+      future_->markCompleted(operation_.results);
+    } else {
+      future_->setError(ErrorOf(status));
+    }
+  }
+
+ private:
+  bool done() const { return future_->completed(); }
+
+  Operation operation_;  // `results` are constant
+  const std::weak_ptr<RankEngine> engine_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_ =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+};
 
 // Returns a reduction of `bytes` of elements like those of `tensor`.
 CollectiveRequest Reduction(Kind kind, const at::Tensor& tensor, size_t bytes,
