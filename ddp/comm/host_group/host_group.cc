@@ -151,45 +151,42 @@ void HostGroup::Pause() {
 #endif
 }
 
-namespace {
-
-// Wakes the sleepers of a row. The caller has ordered its stores before.
-void WakeSleepers(MemberRow& row) {
+void HostGroup::WakeSleepers(int member) const {
+  MemberRow& row = segment_->row(member);
   if (row.sleepers.load(std::memory_order_seq_cst) == 0) return;
   row.bell.fetch_add(1, std::memory_order_seq_cst);
   FutexWake(row.bell);
 }
 
-}  // namespace
+void HostGroup::WakeAll() const {
+  for (int member = 0; member < size_; ++member) WakeSleepers(member);
+}
 
 void HostGroup::Notify(int member) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  WakeSleepers(segment_->row(member));
+  WakeSleepers(member);
 }
 
-void HostGroup::WakeAll() {
-  for (int member = 0; member < size_; ++member) WakeSleepers(segment_->row(member));
-}
-
-void HostGroup::NotifyOwn() { WakeSleepers(segment_->row(member_)); }
-
-bool HostGroup::Sleep(const std::function<bool()>& done, const std::function<bool()>& stop,
+bool HostGroup::Sleep(absl::FunctionRef<bool()> done, absl::FunctionRef<bool()> stop,
                       int64_t deadline_ns) {
-  MemberRow& row = segment_->row(member_);
   while (true) {
-    row.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    // Pairs with the fence in Notify(): either the notifier sees the sleeper, or done() sees the
-    // notifier's word. Without the fence, a load of done() could come before the addition.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    const uint32_t bell = row.bell.load(std::memory_order_seq_cst);
-    const bool over = done() || NoticeEnds() || stop();
     const int64_t left_ns = deadline_ns - MonotonicNanoseconds();
-    if (!over && left_ns > 0) {
-      FutexWait(row.bell, bell, std::min(kLook, absl::Nanoseconds(left_ns)));
-    }
-    row.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    if (over || left_ns <= 0) return done();
+    bool over = left_ns <= 0;
+    const auto look = [&] { return over = done() || NoticeEnds() || stop() || over; };
+    Doze(look, std::min(kLook, absl::Nanoseconds(left_ns)));
+    if (over) return done();
   }
+}
+
+void HostGroup::Doze(absl::FunctionRef<bool()> stop, absl::Duration timeout) const {
+  MemberRow& row = segment_->row(member_);
+  row.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  // Pairs with the fence in Notify(): either the notifier sees the sleeper, or stop() sees the
+  // notifier's word. Without the fence, a load of stop() could come before the addition.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const uint32_t bell = row.bell.load(std::memory_order_seq_cst);
+  if (!stop()) FutexWait(row.bell, bell, timeout);
+  row.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 // Decides how long to spin, from the cores of all members.
@@ -202,15 +199,6 @@ void HostGroup::MeasureCores() {
   const double usable = std::min(static_cast<double>(CPU_COUNT(&cores)), CpuQuota());
   spins_.store(usable >= size_ ? kLongSpin : kShortSpin, std::memory_order_relaxed);
   cores_to_spare_.store(usable >= size_ + 1, std::memory_order_relaxed);
-}
-
-void HostGroup::Doze(const std::function<bool()>& stop, absl::Duration timeout) const {
-  MemberRow& row = segment_->row(member_);
-  row.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in Sleep()
-  const uint32_t bell = row.bell.load(std::memory_order_seq_cst);
-  if (!stop()) FutexWait(row.bell, bell, timeout);
-  row.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 // ---- The thread.
@@ -280,7 +268,7 @@ void HostGroup::Serve() {
     if (nap.wake_on_notify != counted) {
       counted = nap.wake_on_notify;
       row.sleepers.fetch_add(counted ? 1 : -1, std::memory_order_seq_cst);
-      std::atomic_thread_fence(std::memory_order_seq_cst);  // as in Sleep()
+      std::atomic_thread_fence(std::memory_order_seq_cst);  // as in Doze()
       if (counted) continue;  // a notification before this line has woken nobody
     }
     words.assign(1, {.word = &row.bell, .expected = bell});

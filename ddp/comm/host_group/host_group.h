@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/death_notice.h"
@@ -128,7 +129,7 @@ class HostGroup {
   // Wakes the sleeping threads of this member. The last change before the call must be a
   // read-modify-write operation, with memory_order_seq_cst, of a word that the sleepers' `done`
   // reads: it takes the place of the fence in Notify().
-  void NotifyOwn();
+  void NotifyOwn() { WakeSleepers(member_); }
 
   // Blocks until `done()`, the end of the group, `stop()` or the deadline, in this order. Returns
   // done(). `done` and `stop` are short, and read words of the segment or atomics of this process.
@@ -136,12 +137,12 @@ class HostGroup {
   template <typename Done, typename Stop>
   bool Wait(const Done& done, const Stop& stop, int64_t deadline_ns) {
     if (Spin(done, stop)) return true;
-    return Sleep(std::cref(done), std::cref(stop), deadline_ns);
+    return Sleep(done, stop, deadline_ns);
   }
 
   // Blocks until `stop()`, a notification, Kick() or `timeout`, also after the end of the group.
   // May return early. `stop` is as `done` in Wait().
-  void Doze(const std::function<bool()>& stop, absl::Duration timeout) const;
+  void Doze(absl::FunctionRef<bool()> stop, absl::Duration timeout) const;
 
   // Sets the background function, and calls it soon. Null: none from the return on.
   void SetBackground(Background background);
@@ -169,15 +170,16 @@ class HostGroup {
     }
     return done();
   }
-  bool Sleep(const std::function<bool()>& done, const std::function<bool()>& stop,
-             int64_t deadline_ns);
+  bool Sleep(absl::FunctionRef<bool()> done, absl::FunctionRef<bool()> stop, int64_t deadline_ns);
 
   HostGroup(int member, std::shared_ptr<const Segment> segment,
             std::vector<std::shared_ptr<const PeerArena>> arenas);
   void SetEnd(GroupEnd kind, int member);
   // Ends the group in the handler of a signal that ends this process.
   static void TellOfDeath(void* group);
-  void WakeAll();
+  // Wakes the sleepers of a member. The caller has ordered its stores before.
+  void WakeSleepers(int member) const;
+  void WakeAll() const;
   // Reads the marks of the kernel. Returns true when the group has ended.
   bool NoticeEnds();
   void MeasureCores();
