@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <type_traits>
 #include <utility>
 
 #include <xxhash.h>
@@ -11,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
-#include "ddp/comm/kernels/reduce.h"
 
 namespace ddp::internal {
 namespace {
@@ -34,27 +34,6 @@ void Copy(std::span<const std::byte> from, std::span<std::byte> to) {
 }
 
 }  // namespace
-
-// What all ranks must have in common. A value without padding.
-struct HierarchicalEngine::Header {
-  explicit Header(const CollectiveRequest& request)
-      : elements(request.kind == Kind::kAllGatherSized ? 0 : request.elements),
-        root(request.root),
-        tag(request.tag.value_or(0)),
-        kind(static_cast<uint16_t>(request.kind)),
-        reduction(static_cast<uint16_t>(request.reduction)),
-        type(static_cast<uint16_t>(request.type)),
-        tagged(request.tag.has_value() ? 1 : 0) {}
-
-  bool operator==(const Header& other) const {
-    return std::memcmp(this, &other, sizeof(other)) == 0;
-  }
-
-  uint64_t elements;
-  int32_t root;
-  uint32_t tag;
-  uint16_t kind, reduction, type, tagged;
-};
 
 HierarchicalEngine::HierarchicalEngine(HostLayout layout, CollectiveEngine* local, HostLink* link,
                                        const Options& options)
@@ -106,12 +85,13 @@ void HierarchicalEngine::FindClients() {
 absl::Status HierarchicalEngine::Run(const CollectiveRequest& request, absl::Time deadline) {
   request_ = &request;
   deadline_ = deadline;
-  const Header header(request);
-  const auto fingerprint = static_cast<uint32_t>(XXH3_64bits(&header, sizeof(header)));
+  const CollectiveKey key = KeyOf(request);
+  static_assert(std::has_unique_object_representations_v<CollectiveKey>);
+  const auto fingerprint = static_cast<uint32_t>(XXH3_64bits(&key, sizeof(key)));
   const bool tagged = request.tag.has_value();
   if (!tagged || request.kind == Kind::kBarrier) {
     link_->Enter(tagged ? fingerprint : 0);
-    DDP_RETURN_IF_ERROR(Agree(header));
+    DDP_RETURN_IF_ERROR(Agree(key));
   }
   link_->Enter(fingerprint);
   return RunKind(request);
@@ -188,46 +168,15 @@ absl::Status HierarchicalEngine::RunChunks(size_t total, const Steps& steps) {
   return absl::OkStatus();
 }
 
-// Puts this host's partials into `partials`: of what each member has for this one. `request` has
-// the inputs by member, `count` is of elements, and `even` says that all members get as many. `raw`
-// is memory for what each member sends, where the host has several partials.
-absl::Status HierarchicalEngine::ReduceOnHost(CollectiveRequest request, size_t count, bool even,
-                                              std::span<std::byte* const> raw,
-                                              std::span<std::byte* const> partials) {
-  const std::vector<RankRange>& ranges = partials_[host_];
-  const size_t bytes = count * element();
-  if (members_ > 1 && ranges.size() == 1) {
-    request.kind = Kind::kReduceScatter;
-    request.reduction = request_->reduction;
-    request.type = request_->type;
-    request.elements = even ? count : 0;
-    request.outputs = {std::span(partials.front(), bytes)};
-    return RunLocal(std::move(request));
-  }
-  std::vector<const std::byte*> inputs = {request.inputs.front().data()};
-  if (members_ > 1) {
-    request.kind = Kind::kAllToAll;
-    inputs.assign(raw.begin(), raw.end());
-    for (std::byte* const memory : raw) request.outputs.push_back(std::span(memory, bytes));
-    DDP_RETURN_IF_ERROR(RunLocal(std::move(request)));
-  }
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    const int first = ranges[i].begin - layout_.local().begin;
-    ReduceTree(request_->reduction, request_->type,
-               std::span(inputs).subspan(first, ranges[i].size()), partials.subspan(i, 1), count);
-  }
-  return absl::OkStatus();
-}
-
 // ---- Agreement.
 
-// Waits for all ranks, and names the first one whose header is not that of rank 0; the same on all
+// Waits for all ranks, and names the first one whose key is not that of rank 0; the same on all
 // ranks.
-absl::Status HierarchicalEngine::Agree(const Header& mine) {
-  std::vector<Header> headers(layout_.ranks(), mine);
-  DDP_RETURN_IF_ERROR(GatherValues(headers));
+absl::Status HierarchicalEngine::Agree(const CollectiveKey& mine) {
+  std::vector<CollectiveKey> keys(layout_.ranks(), mine);
+  DDP_RETURN_IF_ERROR(GatherValues(keys));
   for (int rank = 1; rank < layout_.ranks(); ++rank) {
-    if (headers[rank] == headers.front()) continue;
+    if (keys[rank] == keys.front()) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", rank, " has started another collective than rank 0, or one of ",
                      "another size or type"));
@@ -296,30 +245,23 @@ absl::Status HierarchicalEngine::AllGather(std::span<const std::byte> input, Out
   const std::span<std::byte> own = outputs[layout_.rank()];
   Copy(input, own);
   const size_t step = BytesOfPart();
-  const auto bytes_of = [&](size_t number) { return std::min(step, input.size() - number * step); };
-  std::vector<Transfers> chunks(kChunksOnLink + 1 + kReceivesAhead);
-  const auto chunk = [&](size_t number) -> Transfers& { return chunks[number % chunks.size()]; };
-  const Steps steps{.receive =
-                        [&](size_t number) {
-                          ForEachClient([&](int /*place*/, int rank) {
-                            const auto part =
-                                outputs[rank].subspan(number * step, bytes_of(number));
-                            chunk(number).push_back(link_->Receive(rank, Stream::kData, part));
-                          });
-                        },
-                    .send =
-                        [&](size_t number) {
-                          ForEachCourier([&](int /*host*/, int rank) {
-                            const auto part = own.subspan(number * step, bytes_of(number));
-                            chunk(number).push_back(link_->Send(rank, Stream::kData, part));
-                          });
-                          return absl::OkStatus();
-                        },
-                    .finish = [&](size_t number) -> absl::Status {
-                      DDP_RETURN_IF_ERROR(WaitAll(chunk(number)));
-                      return GatherOnHost(outputs, number * step, bytes_of(number));
-                    }};
-  return RunChunks((input.size() + step - 1) / step, steps);
+  std::vector<Transfers> pieces((input.size() + step - 1) / step);
+  const auto piece_of = [&](size_t number, std::span<std::byte> part) {
+    return part.subspan(number * step, std::min(step, part.size() - number * step));
+  };
+  for (size_t n = 0; n < pieces.size(); ++n) {
+    ForEachClient([&](int /*place*/, int rank) {
+      pieces[n].push_back(link_->Receive(rank, Stream::kData, piece_of(n, outputs[rank])));
+    });
+    ForEachCourier([&](int /*host*/, int rank) {
+      pieces[n].push_back(link_->Send(rank, Stream::kData, piece_of(n, own)));
+    });
+  }
+  for (size_t n = 0; n < pieces.size(); ++n) {
+    DDP_RETURN_IF_ERROR(WaitAll(pieces[n]));
+    DDP_RETURN_IF_ERROR(GatherOnHost(outputs, n * step, piece_of(n, own).size()));
+  }
+  return absl::OkStatus();
 }
 
 // Copies what the members of this host have for their clients to each other. Every turn is a

@@ -13,6 +13,7 @@
 #include "ddp/comm/hierarchical/host_layout.h"
 #include "ddp/comm/hierarchical/host_link.h"
 #include "ddp/comm/hierarchical/tree_partials.h"
+#include "ddp/comm/host_group/segment.h"
 #include "ddp/comm/kernels/element_type.h"
 #include "ddp/comm/shared_memory/collective_engine.h"
 
@@ -22,9 +23,7 @@ namespace ddp::internal {
 // between hosts by a HostLink. Free of LibTorch.
 //
 // Each rank has a courier on every other host, and is the client of its couriers (see HostLayout).
-// What only the rank needs or gives travels between the two, so it goes over the link once. An
-// all-reduce is a reduce-scatter and an all-gather of the parts. Arrays go in chunks, several of
-// which are in progress at once: the hosts add up one chunk while the link carries others. See
+// What only the rank needs or gives travels between the two, so it goes over the link once. See
 // docs/shared-memory.md, "Several hosts".
 //
 // Order of addition. `deterministic`: the tree of ReduceTree() over all ranks by number. A host
@@ -68,13 +67,13 @@ class HierarchicalEngine {
 
   static constexpr size_t kShortestChunk = size_t{1} << 20;
 
-  struct Header;
   struct Chunk;
   using Transfers = std::vector<std::unique_ptr<HostLink::Transfer>>;
   using Inputs = std::span<const std::span<const std::byte>>;
   using Outputs = std::span<const std::span<std::byte>>;
 
-  // The steps of chunk n, which all chunks go through in order.
+  // The steps of chunk n of a reduction, which all chunks go through in order. Several chunks are
+  // in progress at once: the hosts add up one while the link carries others.
   struct Steps {
     std::function<void(size_t n)> receive;         // starts to receive
     std::function<absl::Status(size_t n)> send;    // reduces on the host, and starts to send
@@ -87,7 +86,7 @@ class HierarchicalEngine {
   absl::Status RunLocal(CollectiveRequest request);
   absl::Duration Left() const;
   absl::Status WaitAll(Transfers& transfers) const;
-  absl::Status Agree(const Header& mine);
+  absl::Status Agree(const CollectiveKey& mine);
   template <typename T>
   absl::Status GatherValues(std::vector<T>& values);
   absl::Status Broadcast(std::span<std::byte> data, int root);
@@ -95,8 +94,6 @@ class HierarchicalEngine {
   absl::Status AllToAll(Inputs inputs, Outputs outputs);
   absl::Status AllGatherSized(std::span<const std::byte> input);
   absl::Status Exchange(Inputs inputs, Outputs outputs);
-  absl::Status ReduceOnHost(CollectiveRequest request, size_t count, bool even,
-                            std::span<std::byte* const> raw, std::span<std::byte* const> partials);
   size_t element() const { return SizeOf(request_->type); }
 
   absl::Status AllGather(std::span<const std::byte> input, Outputs outputs);
@@ -127,6 +124,7 @@ class HierarchicalEngine {
   absl::Status EndChunks(absl::Status status);
   void Receive(Chunk& chunk);
   absl::Status Send(Chunk& chunk);
+  absl::Status ReduceOnHost(Chunk& chunk, size_t bytes);
   absl::Status Combine(Chunk& chunk, std::span<std::byte> output);
   absl::Status Gather(Chunk& chunk);
 

@@ -15,18 +15,12 @@
 namespace ddp::internal {
 namespace {
 
-// The names of the meetings.
-constexpr char kHosts[] = "hosts";
+constexpr char kHosts[] = "hosts";  // the name of the meeting
 
 // Returns an empty range for a text that is no range.
 RankRange ParseRange(const std::string& text) {
   RankRange range;
   return ReadFields(text, '-', range.begin, range.end) ? range : RankRange{};
-}
-
-StoreMeeting MeetingOf(GroupStore& store, const char* name, int rank, int size) {
-  const std::shared_ptr<GroupStore> of_caller(std::shared_ptr<GroupStore>(), &store);
-  return StoreMeeting(of_caller, name, {.rank = rank, .size = size});
 }
 
 }  // namespace
@@ -46,7 +40,8 @@ std::string HostIdentity() {
 absl::StatusOr<std::vector<std::string>> ExchangeHosts(GroupStore& store, int rank, int size,
                                                        const std::string& identity,
                                                        absl::Duration timeout) {
-  StoreMeeting meeting = MeetingOf(store, kHosts, rank, size);
+  const std::shared_ptr<GroupStore> of_caller(std::shared_ptr<GroupStore>(), &store);
+  StoreMeeting meeting(of_caller, kHosts, {.rank = rank, .size = size});
   const MeetingEnd end = AttendMeeting(meeting, identity, timeout);
   if (end.missing.empty()) return meeting.Values();
   return absl::DeadlineExceededError(absl::StrCat("rank ", end.missing.front(), " has not come"));

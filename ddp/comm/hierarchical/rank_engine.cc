@@ -130,7 +130,13 @@ void RankEngine::Run(Collective& collective) {
     status = broken_;
   }
   if (status.ok()) {
-    status = Try(collective);
+    try {
+      status = hosts_->Run(collective.request, collective.deadline);
+    } catch (const std::exception& error) {
+      status = absl::InternalError(error.what());
+    }
+    // A rank that gives up is seldom the cause: the reader of the status looks for another one.
+    if (absl::IsAborted(status)) status = absl::UnavailableError(status.message());
     {
       MutexLock lock(mutex_);
       broken_.Update(status);
@@ -146,17 +152,6 @@ void RankEngine::Run(Collective& collective) {
   } catch (const std::exception& error) {
     LOG(ERROR) << "the end of a collective between hosts: " << error.what();
   }
-}
-
-absl::Status RankEngine::Try(const Collective& collective) {
-  absl::Status status;
-  try {
-    status = hosts_->Run(collective.request, collective.deadline);
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
-  // A rank that gives up is seldom the cause: the reader of the status looks for another one.
-  return absl::IsAborted(status) ? absl::UnavailableError(status.message()) : status;
 }
 
 bool RankEngine::Abort() {

@@ -74,7 +74,6 @@ class RankEngine {
 
   void RunThread();
   void Run(Collective& collective);
-  absl::Status Try(const Collective& collective);
 
   const int first_rank_;  // of this host
   const std::shared_ptr<HostGroup> group_;

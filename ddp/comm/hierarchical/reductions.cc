@@ -5,7 +5,8 @@
 
 #include "base/status_macros.h"
 #include "ddp/comm/hierarchical/hierarchical_engine.h"
-#include "ddp/comm/shared_memory/slices.h"
+#include "ddp/comm/kernels/reduce.h"
+#include "ddp/comm/shared_memory/reduction_steps.h"
 
 namespace ddp::internal {
 namespace {
@@ -18,12 +19,6 @@ constexpr size_t kLine = 64;
 // An all-reduced array has at least as many chunks, where they are longer than kShortestChunk: the
 // link is idle before the first one and after the last one.
 constexpr size_t kChunksOfArray = 8;
-
-std::vector<std::byte*> PointersTo(std::vector<std::vector<std::byte>>& list) {
-  std::vector<std::byte*> pointers;
-  for (auto& bytes : list) pointers.push_back(bytes.data());
-  return pointers;
-}
 
 }  // namespace
 
@@ -159,18 +154,7 @@ void HierarchicalEngine::Receive(Chunk& chunk) {
 // starts to send them to the clients on other hosts.
 absl::Status HierarchicalEngine::Send(Chunk& chunk) {
   const std::span<std::byte> mine = chunk.Region(clients_[layout_.member()]);
-  chunk.own.resize(partials_[host_].size());
-  for (auto& own : chunk.own) own.resize(mine.size());
-  if (chunk.own.size() > 1) chunk.raw.resize(members_);
-  for (auto& raw : chunk.raw) raw.resize(mine.size());
-  CollectiveRequest request;
-  bool even = true;
-  for (const RankRange clients : clients_) {
-    request.inputs.push_back(chunk.Region(clients));
-    even &= request.inputs.back().size() == mine.size();
-  }
-  DDP_RETURN_IF_ERROR(ReduceOnHost(std::move(request), mine.size() / element(), even,
-                                   PointersTo(chunk.raw), PointersTo(chunk.own)));
+  DDP_RETURN_IF_ERROR(ReduceOnHost(chunk, mine.size()));
   ForEachClient([&](int place, int rank) {
     const std::span<std::byte> part = chunk.Part(place);
     for (const std::vector<std::byte>& own : chunk.own) {
@@ -182,10 +166,52 @@ absl::Status HierarchicalEngine::Send(Chunk& chunk) {
   return absl::OkStatus();
 }
 
+// Puts this host's partials into chunk.own: `bytes` of each.
+absl::Status HierarchicalEngine::ReduceOnHost(Chunk& chunk, size_t bytes) {
+  const std::vector<RankRange>& ranges = partials_[host_];
+  chunk.own.resize(ranges.size());
+  for (auto& own : chunk.own) own.resize(bytes);
+  CollectiveRequest request;
+  bool even = true;
+  for (const RankRange clients : clients_) {
+    request.inputs.push_back(chunk.Region(clients));
+    even &= request.inputs.back().size() == bytes;
+  }
+  const size_t count = bytes / element();
+  if (members_ > 1 && ranges.size() == 1) {
+    request.kind = Kind::kReduceScatter;
+    request.reduction = request_->reduction;
+    request.type = request_->type;
+    request.elements = even ? count : 0;
+    request.outputs = {chunk.own.front()};
+    return RunLocal(std::move(request));
+  }
+  std::vector<const std::byte*> inputs = {request.inputs.front().data()};
+  if (members_ > 1) {
+    request.kind = Kind::kAllToAll;
+    chunk.raw.resize(members_);
+    inputs.clear();
+    for (std::vector<std::byte>& raw : chunk.raw) {
+      raw.resize(bytes);
+      request.outputs.push_back(raw);
+      inputs.push_back(raw.data());
+    }
+    DDP_RETURN_IF_ERROR(RunLocal(std::move(request)));
+  }
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const int first = ranges[i].begin - layout_.local().begin;
+    std::byte* const partial = chunk.own[i].data();
+    ReduceTree(request_->reduction, request_->type,
+               std::span(inputs).subspan(first, ranges[i].size()), std::span(&partial, 1), count);
+  }
+  return absl::OkStatus();
+}
+
 // Waits for the partials of this rank's part, and combines them.
 absl::Status HierarchicalEngine::Combine(Chunk& chunk, std::span<std::byte> output) {
   DDP_RETURN_IF_ERROR(WaitAll(chunk.partials_on_link));
-  std::vector<std::byte*> partials = PointersTo(chunk.come);
+  std::vector<std::byte*> partials;
+  for (std::vector<std::byte>& come : chunk.come) partials.push_back(come.data());
   const ptrdiff_t offset =
       chunk.Part(place_).data() - chunk.Region(clients_[layout_.member()]).data();
   for (size_t i = 0; i < chunk.own.size(); ++i) {

@@ -19,8 +19,8 @@ namespace ddp::internal {
 namespace {
 
 // Names this layout: a change of a struct in segment.h, or of what its fields mean, takes a new
-// number. "!ddp-015"
-constexpr uint64_t kMagic = 0x3531302d70646421;
+// number. "!ddp-016"
+constexpr uint64_t kMagic = 0x3631302d70646421;
 
 constexpr size_t RoundUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 

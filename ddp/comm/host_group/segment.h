@@ -52,18 +52,26 @@ enum class RoundData : uint8_t {
   kInAnnouncement = 2,  // beside the header
 };
 
+// What the members of a collective must have in common: see KeyOf(). Has no padding.
+struct CollectiveKey {
+  uint64_t elements = 0;
+  int32_t root = -1;
+  uint32_t tag = 0;
+  uint16_t kind = 0;
+  uint16_t reduction = 0;
+  uint16_t type = 0;
+  uint16_t tagged = 0;  // 1: the caller has set the tag
+  friend bool operator==(const CollectiveKey&, const CollectiveKey&) = default;
+};
+
 // The start of a collective, as one member describes it.
 struct RoundHeader {
-  uint8_t kind = 0;
-  uint8_t reduction = 0;
-  uint8_t type = 0;
-  uint8_t tagged = 0;  // 1: the caller has set the tag
+  CollectiveKey key;
   RoundData data = RoundData::kElsewhere;
-  int32_t root = -1;
-  uint64_t elements = 0;
-  uint32_t tag = 0;
-  uint32_t rounds = 0;      // of data, that this member needs
-  uint64_t registered = 0;  // 1 + the offset of the member's tensor in its arena; 0: elsewhere
+  uint32_t rounds = 0;  // of data, that this member needs
+  // 1 + the offset of the member's tensor in its arena; 0: elsewhere. Where the sizes may differ:
+  // the bytes that this member gives.
+  uint64_t registered_or_bytes = 0;
 };
 
 // A header, with the number of the signal by which the member has announced it, and with the data

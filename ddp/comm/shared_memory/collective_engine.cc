@@ -94,12 +94,6 @@ uint64_t RegisteredAt(const CollectiveRequest& request) {
   return 1 + static_cast<uint64_t>(begin - arena.base());
 }
 
-bool SameCollective(const RoundHeader& a, const RoundHeader& b) {
-  const bool sized = a.kind == static_cast<uint8_t>(Kind::kAllGatherSized);
-  return a.kind == b.kind && a.reduction == b.reduction && a.type == b.type && a.root == b.root &&
-         (sized || a.elements == b.elements) && a.tagged == b.tagged && a.tag == b.tag;
-}
-
 size_t LongestPart(const CollectiveRequest& request) {
   size_t longest = 0;
   for (const auto& part : request.inputs) longest = std::max(longest, part.size());
@@ -108,6 +102,16 @@ size_t LongestPart(const CollectiveRequest& request) {
 }
 
 }  // namespace
+
+CollectiveKey KeyOf(const CollectiveRequest& request) {
+  return {.elements = request.kind == Kind::kAllGatherSized ? 0 : request.elements,
+          .root = request.root,
+          .tag = request.tag.value_or(0),
+          .kind = static_cast<uint16_t>(request.kind),
+          .reduction = static_cast<uint16_t>(request.reduction),
+          .type = static_cast<uint16_t>(request.type),
+          .tagged = request.tag.has_value()};
+}
 
 struct CollectiveEngine::Operation {
   // The next step of an operation. Each state but kEnter begins with a wait for the signals of all
@@ -218,21 +222,20 @@ void CollectiveEngine::StartOwn(OwnProtocol protocol, absl::Duration timeout, Do
   });
 }
 
-// Adds an operation, advances it, and makes sure that the group's thread looks at what is left.
+// Adds an operation, advances it, and makes sure that the group's thread looks at what is left: at
+// once where the members have cores to spare.
 template <typename Add>
 void CollectiveEngine::Begin(const Add& add) {
+  bool kick = false;
   Locked([&](Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     add();
     naps_ = 0;
     AdvanceOrFail(finished);
+    if (idle()) return;
+    kick = std::exchange(asleep_, false);
+    if (group_->cores_to_spare()) kick |= !std::exchange(hurried_, true);
   });
-  if (!busy_.load(std::memory_order_acquire)) return;
-  if (group_->cores_to_spare()) {
-    Hurry();
-  } else if (asleep_.load(std::memory_order_relaxed) &&
-             asleep_.exchange(false, std::memory_order_acq_rel)) {
-    group_->Kick();
-  }
+  if (kick) group_->Kick();
 }
 
 template <typename Act>
@@ -255,16 +258,6 @@ void CollectiveEngine::Poll() {
              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { AdvanceOrFail(finished); });
 }
 
-void CollectiveEngine::Hurry() {
-  {
-    MutexLock lock(mutex_);
-    if (hurried_) return;
-    hurried_ = true;
-  }
-  asleep_.store(false, std::memory_order_release);
-  group_->Kick();
-}
-
 void CollectiveEngine::Call(Finished&& finished) {
   if (finished.empty()) return;
   // The caller may use the memory of a failed operation from now on.
@@ -274,22 +267,6 @@ void CollectiveEngine::Call(Finished&& finished) {
   }
   epoch_.fetch_add(1, std::memory_order_seq_cst);
   group_->NotifyOwn();  // a thread of this member may wait for what `done` has changed
-}
-
-// Returns the time at which Poll() has something to fail.
-int64_t CollectiveEngine::EarliestDeadline() {
-  MutexLock lock(mutex_);
-  int64_t earliest = mailboxes_.earliest_deadline_ns();
-  if (!queue_.empty()) earliest = std::min(earliest, queue_.front()->deadline_ns);
-  for (const OwnOperation& operation : own_) earliest = std::min(earliest, operation.deadline_ns);
-  return earliest;
-}
-
-CollectiveEngine::OwnLooks CollectiveEngine::LooksOfOwn() {
-  MutexLock lock(mutex_);
-  OwnLooks looks;
-  for (const OwnOperation& operation : own_) looks.push_back(operation.protocol.may_advance);
-  return looks;
 }
 
 // Returns true when Advance() may have something to do. Takes no lock: a thread that waits would
@@ -307,7 +284,17 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
   const int64_t deadline_ns = absl::ToUnixNanos(deadline);
   while (!stop()) {
     const uint64_t epoch = epoch_.load(std::memory_order_acquire);
-    const OwnLooks own = LooksOfOwn();
+    OwnLooks own;
+    int64_t until_ns = deadline_ns;  // then Poll() has something to fail
+    {
+      MutexLock lock(mutex_);
+      until_ns = std::min(until_ns, mailboxes_.earliest_deadline_ns());
+      if (!queue_.empty()) until_ns = std::min(until_ns, queue_.front()->deadline_ns);
+      for (const OwnOperation& operation : own_) {
+        until_ns = std::min(until_ns, operation.deadline_ns);
+        own.push_back(operation.protocol.may_advance);
+      }
+    }
     const auto changed = [&] {
       if (MayAdvance(own)) {
         Locked([this](Finished& finished)
@@ -315,7 +302,7 @@ bool CollectiveEngine::Drive(const std::function<bool()>& stop, absl::Time deadl
       }
       return epoch_.load(std::memory_order_acquire) != epoch;
     };
-    if (group_->Wait(changed, stop, std::min(EarliestDeadline(), deadline_ns))) continue;
+    if (group_->Wait(changed, stop, until_ns)) continue;
     Poll();
     if (stop()) return true;
     const int64_t now_ns = MonotonicNanoseconds();
@@ -338,7 +325,7 @@ HostGroup::Nap CollectiveEngine::OnWake() {
     // the group every operation fails at once.
     hurried = hurried_ = !idle() && (hurried_ || naps_ > 0 || group_->ended());
     if (idle() && naps_ > kIdleNaps) {
-      asleep_.store(true, std::memory_order_release);
+      asleep_ = true;
       return {};
     }
     ++naps_;
@@ -464,19 +451,13 @@ void CollectiveEngine::Enter(Operation& operation) {
   const bool filled = rounds == 1 && (registered == 0 || longest < kDirectFrom);
   ++round_;
   group_->segment().row(member_).announcements[half()].header = {
-      .kind = static_cast<uint8_t>(request.kind),
-      .reduction = static_cast<uint8_t>(request.reduction),
-      .type = static_cast<uint8_t>(request.type),
-      .tagged = request.tag.has_value(),
+      .key = KeyOf(request),
       .data = !filled ? RoundData::kElsewhere
               : longest <= Announcement::kDataBytes && operation.parts == 1
                   ? RoundData::kInAnnouncement
                   : RoundData::kInStaging,
-      .root = request.root,
-      .elements = request.kind == Kind::kAllGatherSized ? longest : request.elements,
-      .tag = request.tag.value_or(0),
       .rounds = static_cast<uint32_t>(rounds),
-      .registered = registered};
+      .registered_or_bytes = request.kind == Kind::kAllGatherSized ? longest : registered};
   if (filled) Fill(operation, 0, DataOf(member_, half()));
   operation.announced = half();
   operation.await = filled_ = SignalHeader();
@@ -494,7 +475,7 @@ void CollectiveEngine::Agree(Operation& operation) {
   }
   for (int member = 0; member < size_; ++member) {
     const RoundHeader& theirs = group_->segment().row(member).announcements[half()].header;
-    if (!SameCollective(theirs, mine)) {
+    if (theirs.key != mine.key) {
       operation.state = Operation::State::kGivenUp;
       if (operation.request.tag.has_value()) return;
       operation.complete = true;
@@ -505,7 +486,7 @@ void CollectiveEngine::Agree(Operation& operation) {
     }
     operation.rounds = std::max<size_t>(operation.rounds, theirs.rounds);
     filled &= theirs.data != RoundData::kElsewhere;
-    if (sized) sizes.push_back(theirs.elements);
+    if (sized) sizes.push_back(theirs.registered_or_bytes);
     const bool has_input =
         operation.request.kind != Kind::kBroadcast || member == operation.request.root;
     if (has_input && DirectSource(operation, member, 0) == nullptr) direct = false;
@@ -653,10 +634,10 @@ const std::byte* CollectiveEngine::DirectSource(const Operation& operation, int 
                                                 int part) const {
   const RoundHeader& theirs =
       group_->segment().row(member).announcements[operation.announced].header;
-  if (theirs.registered == 0) return nullptr;
+  if (theirs.registered_or_bytes == 0) return nullptr;
   const size_t bytes = operation.request.elements * SizeOf(operation.request.type);
   const std::byte* const begin =
-      group_->InArena(member, theirs.registered - 1, bytes * operation.parts);
+      group_->InArena(member, theirs.registered_or_bytes - 1, bytes * operation.parts);
   return begin == nullptr ? nullptr : begin + static_cast<size_t>(part) * bytes;
 }
 

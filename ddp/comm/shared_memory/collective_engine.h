@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "ddp/comm/host_group/host_group.h"
+#include "ddp/comm/host_group/segment.h"
 #include "ddp/comm/kernels/reduce.h"
 #include "ddp/comm/shared_memory/mailboxes.h"
 
@@ -52,17 +53,18 @@ struct CollectiveRequest {
   std::function<std::vector<std::span<std::byte>>(const std::vector<size_t>& sizes)> on_sizes;
 };
 
+// Returns what all ranks must have in common. The fields of a request that may differ are 0.
+CollectiveKey KeyOf(const CollectiveRequest& request);
+
 // Carries out the collectives and the messages of one member of a HostGroup. Free of LibTorch.
 //
 // Order. The n-th collective of one member meets the n-th of every other. Collectives complete in
-// order. Messages are apart: see Mailboxes. The .cc says how a collective is carried out.
+// order. Messages are apart: see Mailboxes. Sums are taken in the order of ReduceTree() over the
+// members: their bits depend on the inputs alone.
 //
-// Order of addition. A balanced binary tree over the members by number (see ReduceTree()). The bits
-// of a result depend on the inputs alone, not on sizes of pieces or on where tensors lie.
-//
-// Agreement. The members compare kind, reduction, type, root and number of elements. When they
-// differ, a collective with a tag waits until it is given up: the caller finds out who differs. A
-// collective without a tag fails on all members with kInvalidArgument.
+// Agreement. The members compare what KeyOf() returns. When they differ, a collective with a tag
+// waits until it is given up: the caller finds out who differs. A collective without a tag fails on
+// all members with kInvalidArgument.
 //
 // Progress. Whoever waits does the work, in Drive(), on the thread that waits. When no thread
 // waits, the thread of the group does it: at once when the members have cores to spare, else 5 ms
@@ -143,13 +145,9 @@ class CollectiveEngine {
   // Calls `act(finished)` under the lock, and then what is finished.
   template <typename Act>
   void Locked(const Act& act);
-  // Lets the group's thread advance the operations from now on, until there are none.
-  void Hurry();
   void Call(Finished&& finished);
   HostGroup::Nap OnWake();
-  OwnLooks LooksOfOwn();
   bool MayAdvance(const OwnLooks& own) const;
-  int64_t EarliestDeadline();
 
   // Advances everything as far as is possible without waiting.
   void Advance(Finished& finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -194,7 +192,6 @@ class CollectiveEngine {
   std::atomic<uint64_t> epoch_{0};         // raised when operations have completed, and by Wake()
   std::atomic<bool> busy_{false};          // some operation is not complete
   std::atomic<uint64_t> awaited_{0};       // see MayAdvance()
-  std::atomic<bool> asleep_{true};         // the group's thread must be kicked
   mutable std::atomic<uint64_t> seen_{0};  // a signal of headers that all members have given
   std::atomic<bool> exposed_{false};  // a failed operation's memory may still be written by others
 
@@ -206,8 +203,9 @@ class CollectiveEngine {
   uint64_t signals_ ABSL_GUARDED_BY(mutex_) = 0;   // that this member has given
   uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;  // those without a header, of all members
   Awaited filled_ ABSL_GUARDED_BY(mutex_) = 0;     // the signal of the last filling
-  bool hurried_ ABSL_GUARDED_BY(mutex_) = false;
-  int naps_ ABSL_GUARDED_BY(mutex_) = 0;  // of the group's thread since the last start
+  bool asleep_ ABSL_GUARDED_BY(mutex_) = true;     // the group's thread must be kicked
+  bool hurried_ ABSL_GUARDED_BY(mutex_) = false;   // it advances what no thread waits for
+  int naps_ ABSL_GUARDED_BY(mutex_) = 0;           // of the group's thread since the last start
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -15,7 +15,7 @@
 #include "ddp/comm/arena/arena.h"
 #include "ddp/comm/host_group/host_group.h"
 #include "ddp/comm/kernels/reduce.h"
-#include "ddp/comm/shared_memory/slices.h"
+#include "ddp/comm/shared_memory/reduction_steps.h"
 
 namespace ddp::internal {
 

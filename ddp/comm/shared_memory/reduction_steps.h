@@ -1,4 +1,5 @@
-// The steps of a reduction in place: which member reads and writes which part of whose arrays.
+// The slices of an array, and the steps of a reduction in place: which member reads and writes
+// which part of whose arrays.
 #ifndef DDP_COMM_SHARED_MEMORY_REDUCTION_STEPS_H_
 #define DDP_COMM_SHARED_MEMORY_REDUCTION_STEPS_H_
 
@@ -7,9 +8,22 @@
 #include <cstddef>
 #include <span>
 
-#include "ddp/comm/shared_memory/slices.h"
-
 namespace ddp::internal {
+
+// The part of an array that one member reduces.
+struct Slice {
+  size_t begin = 0;
+  size_t count = 0;
+};
+
+// Divides an array of `count` elements of `element_bytes` among `size` members: about equally, and
+// at multiples of a cache line.
+inline Slice SliceOf(size_t count, size_t element_bytes, int member, int size) {
+  const size_t line = 64 / element_bytes;
+  const size_t share = ((count + size - 1) / size + line - 1) / line * line;
+  const size_t begin = std::min(count, share * member);
+  return {.begin = begin, .count = std::min(share, count - begin)};
+}
 
 // Members first, first + stride, and so on.
 struct Members {
