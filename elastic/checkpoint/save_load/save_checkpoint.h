@@ -48,7 +48,8 @@ std::vector<bool> WrittenOptimizerTensors(const CheckpointContents& contents, in
 
 // Saves one checkpoint and returns its folder. Collective over `group`: all ranks get the same
 // folder or the same error. A rank that cannot save passes an error as `contents`, so that all
-// ranks return it. Only rank 0 uses `storage`.
+// ranks return it; with kAborted it returns at once, for the others may never come. Only rank 0
+// uses `storage`.
 //
 // Errors: those of the storage, the file system, the group and `hold_back`; kInvalidArgument when
 // the ranks have different states; kFailedPrecondition or kUnavailable when ranks do not see rank
