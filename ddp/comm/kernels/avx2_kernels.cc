@@ -13,13 +13,6 @@ struct Avx2Isa {
   typedef float Floats __attribute__((vector_size(32)));
   typedef uint32_t Words __attribute__((vector_size(32)));
   typedef uint16_t Shorts __attribute__((vector_size(16)));
-
-  static DDP_KERNEL_INLINE Words Widen(Shorts shorts) {
-    return __builtin_convertvector(shorts, Words);
-  }
-  static DDP_KERNEL_INLINE Shorts Narrow(Words words) {
-    return __builtin_convertvector(words, Shorts);
-  }
   static DDP_KERNEL_INLINE Floats FromHalf(Shorts half) {
     return (Floats)_mm256_cvtph_ps((__m128i)half);
   }

@@ -13,13 +13,6 @@ struct Avx512Isa {
   typedef float Floats __attribute__((vector_size(64)));
   typedef uint32_t Words __attribute__((vector_size(64)));
   typedef uint16_t Shorts __attribute__((vector_size(32)));
-
-  static DDP_KERNEL_INLINE Words Widen(Shorts shorts) {
-    return __builtin_convertvector(shorts, Words);
-  }
-  static DDP_KERNEL_INLINE Shorts Narrow(Words words) {
-    return __builtin_convertvector(words, Shorts);
-  }
   // The masks name all elements. GCC 12 warns of the functions without a mask.
   static DDP_KERNEL_INLINE Floats FromHalf(Shorts half) {
     return (Floats)_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)half);

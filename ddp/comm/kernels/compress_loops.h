@@ -10,41 +10,40 @@
 
 namespace ddp::internal {
 
-template <class Isa, class Lanes, bool kDivide>
-DDP_KERNEL_INLINE void NarrowVector(const void* from, typename Lanes::Vector operands, void* to) {
-  const typename Lanes::Vector rounded = Lanes::Round(PlainLanes<Isa, float>::Load(from));
-  Lanes::Store(kDivide ? rounded / operands : rounded * operands, to);
+// Loads elements by From, and stores by To what `convert` makes of each vector.
+template <class From, class To, class Function>
+DDP_KERNEL_INLINE void Convert(const typename From::Element* from, size_t count,
+                               typename To::Element* to, const Function& convert) {
+  size_t at = 0;
+  for (; at + To::kElements <= count; at += To::kElements) {
+    To::Store(convert(From::Load(from + at)), to + at);
+  }
+  if (at == count) return;
+  typename From::Element rest[To::kElements] = {};
+  typename To::Element result[To::kElements];
+  __builtin_memcpy(rest, from + at, (count - at) * sizeof(rest[0]));
+  To::Store(convert(From::Load(rest)), result);
+  __builtin_memcpy(to + at, result, (count - at) * sizeof(result[0]));
 }
 
 // As of NarrowFunction.
 template <class Isa, class Lanes, bool kDivide>
 void Narrow(const float* from, float operand, size_t count, uint16_t* to) {
-  const typename Lanes::Vector operands = Fill<Lanes>(operand);
-  size_t at = 0;
-  for (; at + Lanes::kElements <= count; at += Lanes::kElements) {
-    NarrowVector<Isa, Lanes, kDivide>(from + at, operands, to + at);
-  }
-  if (at == count) return;
-  float rest[Lanes::kElements] = {};
-  uint16_t result[Lanes::kElements];
-  __builtin_memcpy(rest, from + at, (count - at) * sizeof(float));
-  NarrowVector<Isa, Lanes, kDivide>(rest, operands, result);
-  __builtin_memcpy(to + at, result, (count - at) * sizeof(uint16_t));
+  using Vector = typename Lanes::Vector;
+  const Vector operands = Fill<Lanes>(operand);
+  Convert<PlainLanes<Isa, float>, Lanes>(
+      from, count, to, [&](Vector value) __attribute__((always_inline)) {
+        const Vector rounded = Lanes::Round(value);
+        return kDivide ? rounded / operands : rounded * operands;
+      });
 }
 
 // As of WidenFunction.
 template <class Isa, class Lanes>
 void Widen(const uint16_t* from, size_t count, float* to) {
-  size_t at = 0;
-  for (; at + Lanes::kElements <= count; at += Lanes::kElements) {
-    PlainLanes<Isa, float>::Store(Lanes::Load(from + at), to + at);
-  }
-  if (at == count) return;
-  uint16_t rest[Lanes::kElements] = {};
-  float result[Lanes::kElements];
-  __builtin_memcpy(rest, from + at, (count - at) * sizeof(uint16_t));
-  PlainLanes<Isa, float>::Store(Lanes::Load(rest), result);
-  __builtin_memcpy(to + at, result, (count - at) * sizeof(float));
+  Convert<Lanes, PlainLanes<Isa, float>>(
+      from, count, to,
+      [](typename Lanes::Vector value) __attribute__((always_inline)) { return value; });
 }
 
 }  // namespace ddp::internal

@@ -13,15 +13,8 @@ struct GenericIsa {
   typedef float Floats __attribute__((vector_size(16)));
   typedef uint32_t Words __attribute__((vector_size(16)));
   typedef uint16_t Shorts __attribute__((vector_size(8)));
-
-  static DDP_KERNEL_INLINE Words Widen(Shorts shorts) {
-    return __builtin_convertvector(shorts, Words);
-  }
-  static DDP_KERNEL_INLINE Shorts Narrow(Words words) {
-    return __builtin_convertvector(words, Shorts);
-  }
   static DDP_KERNEL_INLINE Floats FromHalf(Shorts half) {
-    const Words bits = Widen(half);
+    const Words bits = __builtin_convertvector(half, Words);
     const Words sign = (bits & 0x8000u) << 16;
     const Words magnitude = (bits & 0x7FFFu) << 13;  // the fraction is where float has it
     const Words exponent = magnitude & (0x1Fu << 23);
@@ -49,7 +42,7 @@ struct GenericIsa {
     const Words special = magnitude > 0x7F800000u ? nan : infinity;
     const Words finite = magnitude < ((127u - 14) << 23) ? denormal : normal;
     const Words result = magnitude >= ((127u + 16) << 23) ? special : finite;
-    return Narrow(sign | result);
+    return __builtin_convertvector(sign | result, Shorts);
   }
 };
 

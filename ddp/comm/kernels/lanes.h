@@ -10,7 +10,6 @@
 // An Isa has:
 //   kVectorBytes: the size of a vector register.
 //   Floats, Words, Shorts: vectors of kVectorBytes / 4 numbers of type float, uint32_t, uint16_t.
-//   static Words Widen(Shorts); static Shorts Narrow(Words): the latter takes the lower halves.
 //   static Floats FromHalf(Shorts): exact; makes a signalling NaN quiet.
 //   static Shorts ToHalf(Floats): rounds to nearest even; keeps the upper bits of a NaN's payload
 //   and makes it quiet.
@@ -51,15 +50,18 @@ struct Bfloat16Lanes {
   using Element = uint16_t;
   using Scalar = float;
   using Vector = typename Isa::Floats;
+  using Words = typename Isa::Words;
+  using Shorts = typename Isa::Shorts;
   static constexpr size_t kElements = Isa::kVectorBytes / sizeof(float);
 
   static DDP_KERNEL_INLINE Vector Load(const void* from) {
-    typename Isa::Shorts bits;
+    Shorts bits;
     __builtin_memcpy(&bits, from, sizeof(bits));
-    return (Vector)(Isa::Widen(bits) << 16);
+    return (Vector)(__builtin_convertvector(bits, Words) << 16);
   }
   static DDP_KERNEL_INLINE void Store(Vector vector, void* to) {
-    const typename Isa::Shorts bits = Isa::Narrow(RoundedHigh(vector) >> 16);
+    const Words high = RoundedHigh(vector) >> 16;
+    const Shorts bits = __builtin_convertvector(high, Shorts);
     __builtin_memcpy(to, &bits, sizeof(bits));
   }
   static DDP_KERNEL_INLINE Vector Round(Vector vector) {
@@ -67,8 +69,6 @@ struct Bfloat16Lanes {
   }
 
  private:
-  using Words = typename Isa::Words;
-
   // The upper half of each word is the rounded number. The lower half is arbitrary.
   static DDP_KERNEL_INLINE Words RoundedHigh(Vector vector) {
     const Words bits = (Words)vector;

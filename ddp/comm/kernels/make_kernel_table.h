@@ -13,27 +13,26 @@
 
 namespace ddp::internal {
 
-template <class Isa, class Lanes, ReduceKind kKind>
+template <class Lanes, ReduceKind... kKinds>
 constexpr void SetReduce(KernelTable& table, ElementType type) {
-  table.reduce[static_cast<int>(kKind)][static_cast<int>(type)] =
-      &ReduceLoops<Lanes, kKind, false>::Reduce;
+  ((table.reduce[static_cast<int>(kKinds)][static_cast<int>(type)] =
+        &ReduceLoops<Lanes, kKinds, false>::Reduce),
+   ...);
 }
 
 // Sums and products of signed integers are those of unsigned ones, which may wrap around.
 template <class Isa, class Signed, class Unsigned>
 constexpr void SetInteger(KernelTable& table, ElementType type) {
-  SetReduce<Isa, PlainLanes<Isa, Unsigned>, ReduceKind::kSum>(table, type);
-  SetReduce<Isa, PlainLanes<Isa, Unsigned>, ReduceKind::kProduct>(table, type);
-  SetReduce<Isa, PlainLanes<Isa, Signed>, ReduceKind::kMin>(table, type);
-  SetReduce<Isa, PlainLanes<Isa, Signed>, ReduceKind::kMax>(table, type);
+  using Kind = ReduceKind;
+  SetReduce<PlainLanes<Isa, Unsigned>, Kind::kSum, Kind::kProduct>(table, type);
+  SetReduce<PlainLanes<Isa, Signed>, Kind::kMin, Kind::kMax>(table, type);
 }
 
-template <class Isa, class Lanes>
+template <class Lanes>
 constexpr void SetFloating(KernelTable& table, ElementType type) {
-  table.reduce[static_cast<int>(ReduceKind::kSum)][static_cast<int>(type)] = &ReduceSum<Lanes>;
-  SetReduce<Isa, Lanes, ReduceKind::kProduct>(table, type);
-  SetReduce<Isa, Lanes, ReduceKind::kMin>(table, type);
-  SetReduce<Isa, Lanes, ReduceKind::kMax>(table, type);
+  using Kind = ReduceKind;
+  table.reduce[static_cast<int>(Kind::kSum)][static_cast<int>(type)] = &ReduceSum<Lanes>;
+  SetReduce<Lanes, Kind::kProduct, Kind::kMin, Kind::kMax>(table, type);
 }
 
 template <class Isa, class Lanes>
@@ -52,14 +51,12 @@ constexpr KernelTable MakeKernelTable(const char* instruction_set) {
   SetInteger<Isa, int16_t, uint16_t>(table, ElementType::kInt16);
   SetInteger<Isa, int32_t, uint32_t>(table, ElementType::kInt32);
   SetInteger<Isa, int64_t, uint64_t>(table, ElementType::kInt64);
-  SetFloating<Isa, HalfLanes<Isa>>(table, ElementType::kHalf);
-  SetFloating<Isa, Bfloat16Lanes<Isa>>(table, ElementType::kBfloat16);
-  SetFloating<Isa, PlainLanes<Isa, float>>(table, ElementType::kFloat);
-  SetFloating<Isa, PlainLanes<Isa, double>>(table, ElementType::kDouble);
-  using Bytes = PlainLanes<Isa, uint8_t>;
-  SetReduce<Isa, Bytes, ReduceKind::kBitAnd>(table, ElementType::kUint8);
-  SetReduce<Isa, Bytes, ReduceKind::kBitOr>(table, ElementType::kUint8);
-  SetReduce<Isa, Bytes, ReduceKind::kBitXor>(table, ElementType::kUint8);
+  SetFloating<HalfLanes<Isa>>(table, ElementType::kHalf);
+  SetFloating<Bfloat16Lanes<Isa>>(table, ElementType::kBfloat16);
+  SetFloating<PlainLanes<Isa, float>>(table, ElementType::kFloat);
+  SetFloating<PlainLanes<Isa, double>>(table, ElementType::kDouble);
+  SetReduce<PlainLanes<Isa, uint8_t>, ReduceKind::kBitAnd, ReduceKind::kBitOr, ReduceKind::kBitXor>(
+      table, ElementType::kUint8);
   table.bfloat16 = MakeCompressFunctions<Isa, Bfloat16Lanes<Isa>>();
   table.half = MakeCompressFunctions<Isa, HalfLanes<Isa>>();
   return table;
