@@ -353,8 +353,8 @@ ProcessGroup::~ProcessGroup() {
   monitor_->Leave();  // before the connections close
   now_->communicator.reset();
   if (!removes_keys_) return;
-  monitor_->log().Run([this] { RemoveKeys(); });
-  monitor_->log().Flush();
+  monitor_->log().writes().Run([this] { RemoveKeys(); });
+  monitor_->log().writes().Flush();
 }
 
 // The last rank to leave removes the keys that all ranks may need until then. After a failure some

@@ -1,6 +1,5 @@
 #include "ddp/comm/check/collective_log.h"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -13,7 +12,6 @@
 namespace ddp::internal {
 namespace {
 
-constexpr size_t kFirstCapacity = 64;  // a power of two
 constexpr int kSequenceBits = 12;
 
 // Number of collectives that a position shows, from the oldest one that is not complete on.
@@ -35,34 +33,21 @@ uint64_t Fingerprint(const CollectiveCall& call, int64_t sequence) {
 
 }  // namespace
 
-CollectiveLog::CollectiveLog() : entries_(kFirstCapacity) {}
-
 uint32_t CollectiveLog::Add(CollectiveCall call) {
   MutexLock lock(mutex_);
   const int64_t sequence = launched_++;
   launcher_ = std::this_thread::get_id();
-  if (sequence - complete_before_ >= static_cast<int64_t>(entries_.size())) Grow();
-  oldest_ = std::max(oldest_, sequence + 1 - static_cast<int64_t>(entries_.size()));
-  Entry& entry = entries_[sequence & (entries_.size() - 1)];
-  entry.fingerprint = Fingerprint(call, sequence);
-  entry.call = std::move(call);
+  const uint64_t fingerprint = Fingerprint(call, sequence);
+  entries_.push_back({.fingerprint = fingerprint, .call = std::move(call)});
   constexpr uint32_t kMask = (1U << kSequenceBits) - 1;
-  return (static_cast<uint32_t>(entry.fingerprint) & ~kMask) |
-         (static_cast<uint32_t>(sequence) & kMask);
-}
-
-void CollectiveLog::Grow() {
-  std::vector<Entry> larger(entries_.size() * 2);
-  const int64_t size = static_cast<int64_t>(entries_.size());
-  for (int64_t sequence = oldest_; sequence < launched_ - 1; ++sequence) {
-    larger[sequence & (2 * size - 1)] = std::move(entries_[sequence & (size - 1)]);
-  }
-  entries_ = std::move(larger);
+  return (static_cast<uint32_t>(fingerprint) & ~kMask) | (static_cast<uint32_t>(sequence) & kMask);
 }
 
 void CollectiveLog::SetCompleteBefore(int64_t sequence) {
   MutexLock lock(mutex_);
   complete_before_ = sequence;
+  const int64_t kept = launched_ - sequence + kShownComplete;
+  while (static_cast<int64_t>(entries_.size()) > kept) entries_.pop_front();
 }
 
 int64_t CollectiveLog::launched() const {
@@ -74,11 +59,10 @@ RankPosition CollectiveLog::Position() const {
   MutexLock lock(mutex_);
   // The launcher cannot add a collective meanwhile.
   RankPosition position{.launched = launched_, .rpc = OwnRpcPlace::Of(launcher_)};
-  const int64_t first = std::max(oldest_, complete_before_ - kShownComplete);
-  const int64_t end = std::min(launched_, complete_before_ + kShown);
-  for (int64_t sequence = first; sequence < end; ++sequence) {
-    const Entry& entry = entries_[sequence & (entries_.size() - 1)];
-    position.newest.push_back({.sequence = sequence,
+  int64_t sequence = launched_ - static_cast<int64_t>(entries_.size());
+  for (const Entry& entry : entries_) {
+    if (sequence == complete_before_ + kShown) break;
+    position.newest.push_back({.sequence = sequence++,
                                .fingerprint = entry.fingerprint,
                                .operation = entry.call.operation,
                                .what = entry.call.what.ToString(),

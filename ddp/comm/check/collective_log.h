@@ -2,9 +2,9 @@
 #define DDP_COMM_CHECK_COLLECTIVE_LOG_H_
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "base/mutex.h"
 #include "ddp/comm/check/collective_record.h"
@@ -33,8 +33,6 @@ struct CollectiveCall {
 // Cost per collective: a hash of a few words and a lock, which is rarely contended. Thread-safe.
 class CollectiveLog : public PositionSource {
  public:
-  CollectiveLog();
-
   // Records the next collective and returns its tag. The low 12 bits are the sequence number modulo
   // 4096; the bits above are a hash of the sequence number and the call. On one rank, up to 4096
   // consecutive collectives have different tags. On two ranks, different collectives with the same
@@ -58,14 +56,13 @@ class CollectiveLog : public PositionSource {
     uint64_t fingerprint = 0;
     CollectiveCall call;
   };
-  void Grow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
-  // Ring buffer. Its size is a power of two; it holds at least the collectives not complete.
-  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  // The newest collectives, by sequence: all that are not complete, and the few before that a
+  // position shows.
+  std::deque<Entry> entries_ ABSL_GUARDED_BY(mutex_);
   int64_t launched_ ABSL_GUARDED_BY(mutex_) = 0;
   std::thread::id launcher_ ABSL_GUARDED_BY(mutex_);  // of the newest collective
-  int64_t oldest_ ABSL_GUARDED_BY(mutex_) = 0;        // lowest sequence number in the ring
   int64_t complete_before_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -41,7 +41,7 @@ struct CollectiveRecord {
 };
 
 // The position of a rank: how many collectives of one incarnation it has launched, and some of them
-// in detail. A value; peers read it as text from the store (see RollCall).
+// in detail. A value; peers read it as text from the store (see ReportLog).
 struct RankPosition {
   int64_t launched = 0;  // collectives so far
   RpcPlace rpc = {};

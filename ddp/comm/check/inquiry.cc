@@ -49,19 +49,22 @@ Inquiry::Inquiry(std::shared_ptr<FailureMonitor> monitor, std::shared_ptr<const 
                  const Membership& membership)
     : monitor_(std::move(monitor)),
       log_(std::move(log)),
-      self_(membership),
-      roll_call_(monitor_->log()) {}
+      self_(membership) {}
 
 bool Inquiry::Ask(int64_t since_ns) {
   positions_.clear();
-  return roll_call_.Ask(since_ns);
+  silent_.clear();
+  question_ = monitor_->log().AskWhere(self_.incarnation, since_ns);
+  asked_ns_ = MonotonicNanoseconds();
+  return question_.has_value();
 }
 
 bool Inquiry::ReadAnswers() {
-  if (!roll_call_.asked()) return false;
-  roll_call_.ReadAnswers();
+  if (!question_.has_value()) return false;
+  ReportLog::Answers answers = monitor_->log().ReadAnswers(*question_);
+  silent_ = std::move(answers.silent);
   positions_.clear();
-  for (const auto& [rank, answer] : roll_call_.answers()) {
+  for (const auto& [rank, answer] : answers.by_rank) {
     // An empty answer comes from a rank without collectives.
     auto position = answer.empty() ? RankPosition() : RankPosition::Parse(answer);
     if (position.has_value()) positions_[rank] = *std::move(position);
@@ -182,20 +185,21 @@ std::optional<Failure> Inquiry::FindCause(const Awaited& awaited, absl::Duration
   std::optional<Failure> gone =
       FindGone(awaited, self_.local_begin, self_.local_end, /*ended_counts=*/true);
   if (gone.has_value() || waited < kQuietTime) return gone;
-  if (!roll_call_.asked()) Ask(start_ns);
+  if (!question_.has_value()) Ask(start_ns);
   // A single rank asks for all. This rank asks as well when that rank died before it could report.
-  if (!roll_call_.asked() && waited > RollCall::kAnswerTimeout + kReportTimeout) {
+  if (!question_.has_value() && waited > ReportLog::kAnswerTimeout + kReportTimeout) {
     Ask(MonotonicNanoseconds());
   }
-  if (!roll_call_.asked()) return std::nullopt;
+  if (!question_.has_value()) return std::nullopt;
   const bool all_answered = ReadAnswers();
   gone = FindGone(awaited, 0, self_.size, /*ended_counts=*/true);
   if (gone.has_value() || all_answered) return gone;
-  if (roll_call_.age() < RollCall::kAnswerTimeout) return std::nullopt;
+  const auto age = absl::Nanoseconds(MonotonicNanoseconds() - asked_ns_);
+  if (age < ReportLog::kAnswerTimeout) return std::nullopt;
   return Failure{.rank = silent().front(),
                  .reason = absl::StrCat(
                      "no sign of life from ", RankList(silent()), " for ",
-                     absl::FormatDuration(RollCall::kAnswerTimeout),
+                     absl::FormatDuration(ReportLog::kAnswerTimeout),
                      " after a connection broke: the process has died, or the host is out of "
                      "reach; ",
                      Where(awaited, self_.rank))};
@@ -205,7 +209,7 @@ std::optional<Failure> Inquiry::Explain(const Awaited& awaited, const std::strin
   const MonotonicClock clock;
   const absl::Time start = clock.Now();
   const int64_t start_ns = MonotonicNanoseconds();
-  roll_call_.Forget();
+  question_.reset();
   while (true) {
     const absl::Duration waited = clock.Now() - start;
     try {
@@ -227,9 +231,9 @@ std::optional<Failure> Inquiry::Explain(const Awaited& awaited, const std::strin
       return Failure{.rank = self_.rank, .reason = error};
     }
     // When every process is alive, either a failure report is on its way or the network failed.
-    const bool all_alive = roll_call_.asked() && silent().empty() && !positions_.empty();
+    const bool all_alive = question_.has_value() && silent().empty() && !positions_.empty();
     const absl::Duration limit =
-        all_alive ? kQuietTime + kReportTimeout : 2 * (RollCall::kAnswerTimeout + kReportTimeout);
+        all_alive ? kQuietTime + kReportTimeout : 2 * (ReportLog::kAnswerTimeout + kReportTimeout);
     if (waited >= limit) break;
     if (monitor_->AwaitFailure(kLookInterval).has_value()) return std::nullopt;
   }

@@ -13,7 +13,6 @@
 #include "ddp/comm/check/collective_log.h"
 #include "ddp/comm/check/collective_record.h"
 #include "ddp/comm/reports/failure_monitor.h"
-#include "ddp/comm/reports/roll_call.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 
@@ -23,9 +22,9 @@ namespace ddp::internal {
 // different collectives. The Communicator owns the inquiry. The inquiry runs after a wait of 1 s or
 // more, or after a broken connection.
 //
-// A rank that waits asks all ranks for their positions (see RollCall). One rank asks and reads for
-// all; the others receive the result as a failure report. Explain() finds a dead process of this
-// host by its process id, without a question.
+// A rank that waits asks all ranks for their positions (see ReportLog::AskWhere). One rank asks and
+// reads for all; the others receive the result as a failure report. Explain() finds a dead process
+// of this host by its process id, without a question.
 //
 // Thread-compatible. Ask(), ReadAnswers() and Judge() throw what the store throws.
 class Inquiry {
@@ -42,10 +41,12 @@ class Inquiry {
   Inquiry(std::shared_ptr<FailureMonitor> monitor, std::shared_ptr<const CollectiveLog> log,
           const Membership& membership);
 
-  // As in RollCall. The answers are the positions of the ranks, this one's among them.
+  // Asks. Returns false, and asks nothing, when another rank has asked since `since_ns`.
   bool Ask(int64_t since_ns);
+  // Reads the positions of the ranks, this one's among them. Returns true when all have answered;
+  // false when the last Ask() returned false. silent() are the ranks that have not answered.
   bool ReadAnswers();
-  const std::vector<int>& silent() const { return roll_call_.silent(); }
+  const std::vector<int>& silent() const { return silent_; }
 
   // Returns the failure that the last answers prove: ranks in different places (see
   // DescribeMismatch). If there is none and some ranks are silent, reads the store: returns a rank
@@ -89,8 +90,10 @@ class Inquiry {
   const std::shared_ptr<FailureMonitor> monitor_;
   const std::shared_ptr<const CollectiveLog> log_;
   const Membership self_;
-  RollCall roll_call_;
+  std::optional<int64_t> question_;  // the number of the last question, when this rank asked it
+  int64_t asked_ns_ = 0;
   std::map<int, RankPosition> positions_;
+  std::vector<int> silent_;
 };
 
 }  // namespace ddp::internal

@@ -34,7 +34,7 @@ void FailureMonitor::Report(const std::string& reason) {
   const Membership self = membership();
   const GroupFailure failure{.rank = self.rank, .reason = reason};
   if (!SetFailure(self.incarnation, failure) || self.size == 1) return;
-  log_->Run([this, self, failure] { Publish(LogEntry::Of(self.incarnation, failure)); });
+  log_->writes().Run([this, self, failure] { Publish(LogEntry::Of(self.incarnation, failure)); });
 }
 
 void FailureMonitor::ReportOperation(const std::string& reason) {
@@ -70,21 +70,23 @@ void FailureMonitor::ReportFound(const GroupFailure& failure) {
 void FailureMonitor::ReportSeen(const GroupFailure& failure) {
   const int64_t incarnation = membership().incarnation;
   if (!SetFailure(incarnation, failure)) return;
-  log_->RunLater([this, incarnation, failure] { Publish(LogEntry::Of(incarnation, failure)); });
+  log_->writes().RunLater(
+      [this, incarnation, failure] { Publish(LogEntry::Of(incarnation, failure)); });
 }
 
 void FailureMonitor::Leave() {
+  int64_t incarnation = 0;
   std::shared_ptr<const PositionSource> position;
   {
     MutexLock lock(mutex_);
+    incarnation = health_.incarnation();
     position = position_;
   }
-  log_->Leave(position ? position->launched() : 0);
+  log_->Leave(incarnation, position ? position->launched() : 0);
 }
 
 void FailureMonitor::Begin(const Membership& membership) {
-  log_->Flush();  // a late report would end a meeting of the new incarnation
-  log_->Begin(membership);
+  log_->writes().Flush();  // a late report would end a meeting of the new incarnation
   MutexLock lock(mutex_);
   position_.reset();
   health_.Begin(membership);

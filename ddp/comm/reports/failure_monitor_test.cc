@@ -9,7 +9,6 @@
 #include "absl/time/time.h"
 #include "ddp/comm/meeting/store_meeting.h"
 #include "ddp/comm/reports/report_log.h"
-#include "ddp/comm/reports/roll_call.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 #include "ddp/health/group_health.h"
@@ -112,10 +111,10 @@ TEST_F(FailureMonitorTest, AnswersWithThePositionOfItsIncarnation) {
   FailureMonitor zero(store_, {.rank = 0, .size = 2, .incarnation = 1});
   FailureMonitor one(store_, {.rank = 1, .size = 2, .incarnation = 1});
   const auto answer = [&] {
-    RollCall call(zero.log());
-    EXPECT_TRUE(call.Ask(INT64_MAX));
-    while (!call.ReadAnswers()) std::this_thread::yield();
-    return call.answers().at(1);
+    const auto question = zero.log().AskWhere(zero.membership().incarnation, INT64_MAX);
+    EXPECT_TRUE(question.has_value());
+    while (!zero.log().ReadAnswers(*question).silent.empty()) std::this_thread::yield();
+    return zero.log().ReadAnswers(*question).by_rank.at(1);
   };
   EXPECT_EQ(answer(), "");
   one.SetPositionSource(std::make_shared<AtSeven>());

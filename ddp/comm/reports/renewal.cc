@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "ddp/comm/meeting/store_meeting.h"
-#include "ddp/comm/reports/roll_call.h"
 #include "ddp/common/name_list.h"
 
 namespace ddp::internal {
@@ -19,11 +18,11 @@ namespace {
 constexpr absl::Duration kGrace = absl::Milliseconds(200);
 
 // Returns the ranks of `missing` that have not answered the question.
-std::vector<int> Silent(RollCall& roll_call, const std::vector<int>& missing) {
-  roll_call.ReadAnswers();
+std::vector<int> Silent(const ReportLog& log, int64_t question, const std::vector<int>& missing) {
+  const std::vector<int> all = log.ReadAnswers(question).silent;
   std::vector<int> silent;
-  std::set_intersection(missing.begin(), missing.end(), roll_call.silent().begin(),
-                        roll_call.silent().end(), std::back_inserter(silent));
+  std::set_intersection(missing.begin(), missing.end(), all.begin(), all.end(),
+                        std::back_inserter(silent));
   return silent;
 }
 
@@ -37,20 +36,20 @@ std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& st
   // An earlier call may have arrived before the store failed. If the store failed between the two
   // steps of Arrive(), the loop below finds that no rank is missing.
   if (!meeting.HasArrived()) meeting.Arrive("");
-  RollCall roll_call(log);
+  std::optional<int64_t> question;
   int64_t since_ns = MonotonicNanoseconds();
   std::optional<std::string> verdict = meeting.AwaitVerdict(std::min(kGrace, timeout));
   while (!verdict.has_value()) {
     const std::vector<int> missing = meeting.Missing();
     std::vector<int> silent;
-    if (roll_call.asked()) silent = Silent(roll_call, missing);
+    if (question.has_value()) silent = Silent(log, *question, missing);
     if (missing.empty()) {
       verdict = meeting.Decide(StoreMeeting::kMet);  // the last rank is about to, or died
     } else if (!silent.empty()) {
       verdict = meeting.Decide(ReportLog::GoneVerdict(
           {.rank = silent.front(),
            .reason = absl::StrCat("no sign of life from ", RankList(silent), " for ",
-                                  absl::FormatDuration(RollCall::kAnswerTimeout),
+                                  absl::FormatDuration(ReportLog::kAnswerTimeout),
                                   ": the process has died, or the host is out of reach")}));
     } else if (clock.Now() >= deadline) {
       verdict = meeting.Decide(ReportLog::GoneVerdict(
@@ -60,8 +59,9 @@ std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& st
                                   " after a failure, although the process is alive")}));
     } else {
       // Does not ask when another rank has: that one tells all. Should it die, this one asks next.
-      roll_call.Ask(std::exchange(since_ns, MonotonicNanoseconds()));
-      verdict = meeting.AwaitVerdict(RollCall::kAnswerTimeout);
+      question = log.AskWhere(next.incarnation - 1,
+                              std::exchange(since_ns, MonotonicNanoseconds()));
+      verdict = meeting.AwaitVerdict(ReportLog::kAnswerTimeout);
     }
   }
   return ReportLog::ParseGoneVerdict(*verdict);

@@ -18,7 +18,7 @@ namespace ddp::internal {
 // passed. Every rank gets the same answer, also a rank that calls later.
 //
 // When a rank is missing after 200 ms, and again every 3 s, one rank asks all where they are (see
-// RollCall). A missing rank that does not answer within 3 s counts as gone.
+// ReportLog::AskWhere). A missing rank that does not answer within 3 s counts as gone.
 //
 // Blocks the calling thread. Throws what the store throws; the call may then be repeated.
 std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& store, ReportLog& log,

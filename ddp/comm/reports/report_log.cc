@@ -57,8 +57,7 @@ ReportLog::ReportLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupSto
     : store_(std::move(store)),
       reader_(reader),
       rank_(membership.rank),
-      size_(membership.size),
-      membership_(membership) {
+      size_(membership.size) {
   if (size_ > 1) store_->Set(StandingKey(rank_), absl::StrCat("process ", ProcessIdentity()));
   thread_ = std::thread([this, watched = std::move(watched)] { WatchStore(*watched); });
   pthread_setname_np(thread_.native_handle(), "ddp-failure");
@@ -73,7 +72,7 @@ ReportLog::~ReportLog() {
     wake_key = WakeKey(rank_, next_entry_);
   }
   std::atomic<bool> store_answers{false};
-  Run([&] {
+  writes_.Run([&] {
     try {
       store_->Set(wake_key, "1");
       store_answers = true;
@@ -83,40 +82,28 @@ ReportLog::~ReportLog() {
     }
   });
   thread_.join();
-  Flush();
+  writes_.Flush();
   if (!store_answers) return;
-  Run([&] {
+  writes_.Run([&] {
     try {
       store_->Delete(wake_key);  // no other rank waits for this key
     } catch (const std::exception&) {
       // The store is gone, and the key with it.
     }
   });
-  Flush();
+  writes_.Flush();
 }
 
-void ReportLog::Begin(const Membership& membership) {
-  MutexLock lock(mutex_);
-  membership_ = membership;
-}
-
-Membership ReportLog::membership() const {
-  MutexLock lock(mutex_);
-  return membership_;
-}
-
-void ReportLog::Leave(int64_t collectives) {
-  int64_t incarnation = 0;
+void ReportLog::Leave(int64_t incarnation, int64_t collectives) {
   bool has_answered = false;
   bool has_left = false;
   {
     MutexLock lock(mutex_);
-    incarnation = membership_.incarnation;
     has_answered = has_answered_;
     has_left = std::exchange(left_, true);
   }
-  if (has_left || size_ == 1) return Flush();
-  Run([&] {
+  if (has_left || size_ == 1) return writes_.Flush();
+  writes_.Run([&] {
     try {
       store_->Set(StandingKey(rank_), absl::StrCat("left ", incarnation, " ", collectives));
       const GroupFailure left{.rank = rank_, .reason = "it has left the process group"};
@@ -127,7 +114,7 @@ void ReportLog::Leave(int64_t collectives) {
                    << "leaves the process group: " << error.what();
     }
   });
-  Flush();
+  writes_.Flush();
 }
 
 std::string ReportLog::AnswerKey(int rank) { return absl::StrCat("where/", rank); }
@@ -179,18 +166,36 @@ std::optional<LogEntry> ReportLog::Append(const LogEntry& message) {
   return std::nullopt;
 }
 
-std::optional<int64_t> ReportLog::AskWhere(int64_t since_ns) {
-  LogEntry message{.kind = LogEntry::Kind::kWhere, .rank = rank_};
+std::optional<int64_t> ReportLog::AskWhere(int64_t incarnation, int64_t since_ns) {
+  LogEntry message{.kind = LogEntry::Kind::kWhere, .incarnation = incarnation, .rank = rank_};
   {
     MutexLock lock(mutex_);
     if (last_question_ns_ > since_ns) return std::nullopt;
-    message.incarnation = membership_.incarnation;
     message.number = last_question_ + 1;
   }
   if (Append(message).has_value()) return std::nullopt;
   MutexLock lock(mutex_);
   last_question_ = std::max(last_question_, message.number);  // before the thread has read it
   return message.number;
+}
+
+ReportLog::Answers ReportLog::ReadAnswers(int64_t number) const {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size_; ++rank) keys.push_back(AnswerKey(rank));
+  const std::vector<std::optional<std::string>> found = store_->GetPresent(keys);
+  Answers answers;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;  // its own thread may not have answered yet
+    int64_t answered = 0;
+    std::string answer;
+    // An answer to a later question is one to this question.
+    if (ReadFields(found[rank].value_or(""), ' ', answered, answer) && answered >= number) {
+      answers.by_rank[rank] = answer;
+    } else {
+      answers.silent.push_back(rank);
+    }
+  }
+  return answers;
 }
 
 void ReportLog::WatchStore(GroupStore& store) {

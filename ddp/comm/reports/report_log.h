@@ -2,15 +2,15 @@
 #define DDP_COMM_REPORTS_REPORT_LOG_H_
 
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "ddp/comm/meeting/group_store.h"
 #include "ddp/comm/reports/deferred_writes.h"
@@ -81,35 +81,37 @@ class ReportLog {
   ReportLog(const ReportLog&) = delete;
   ReportLog& operator=(const ReportLog&) = delete;
 
-  // Starts an incarnation, with the same ranks.
-  void Begin(const Membership& membership);
-  Membership membership() const;
-
   // Appends `message` and wakes all ranks. Returns nullopt when the message is published, or an
   // earlier message of another rank that makes it superfluous. Throws what the store throws.
   std::optional<LogEntry> Append(const LogEntry& message);
 
-  // Runs `write` now, or, while an exception unwinds the calling thread, on "ddp-report". See
-  // DeferredWrites::Run().
-  void Run(std::function<void()> write) { deferred_.Run(std::move(write)); }
-
-  // Runs `write` on "ddp-report", and returns at once. See DeferredWrites::RunLater().
-  void RunLater(std::function<void()> write) { deferred_.RunLater(std::move(write)); }
-
-  // Blocks until all queued writes have run.
-  void Flush() { deferred_.Flush(); }
+  // Runs the writes of this rank.
+  DeferredWrites& writes() { return writes_; }
 
   // Tells the other ranks that this rank has left the group for good, after it has launched
-  // `collectives`: those that wait in a renewal, and those that read StandingKey() later. Blocks
-  // until that is written, and all queued writes before it. A second call does nothing. Never
-  // throws.
-  void Leave(int64_t collectives);
+  // `collectives` in `incarnation`: those that wait in a renewal, and those that read StandingKey()
+  // later. Blocks until that is written, and all queued writes before it. A second call does
+  // nothing. Never throws.
+  void Leave(int64_t incarnation, int64_t collectives);
 
-  // Asks all ranks where they are: see RollCall. The thread of each process sets AnswerKey() to
-  // "<number> <answer>". Returns the question's number. Returns nullopt when another rank has asked
-  // since `since_ns` (monotonic clock). Throws what the store throws.
-  std::optional<int64_t> AskWhere(int64_t since_ns);
+  // Asks all ranks where they are in `incarnation`. The thread of each living process sets
+  // AnswerKey() to "<number> <answer>" within milliseconds, even while its trainer is busy. So the
+  // answers tell the living from the dead as well. One rank asks for all, and tells the others what
+  // it has found: returns the question's number, or nullopt when another rank has asked since
+  // `since_ns` (monotonic clock). Throws what the store throws.
+  std::optional<int64_t> AskWhere(int64_t incarnation, int64_t since_ns);
   static std::string AnswerKey(int rank);
+
+  // Time within which a living process answers.
+  static constexpr absl::Duration kAnswerTimeout = absl::Seconds(3);
+
+  // The answers of the other ranks to one question, and the ranks that have not answered.
+  struct Answers {
+    std::map<int, std::string> by_rank;
+    std::vector<int> silent;
+  };
+  // Reads the answers to question `number`, without waiting. Throws what the store throws.
+  Answers ReadAnswers(int64_t number) const;
 
   // Returns the key of a rank's standing: "process <ProcessIdentity()>", or, after the rank has
   // left, "left <incarnation> <number of collectives>".
@@ -137,14 +139,13 @@ class ReportLog {
   mutable Mutex mutex_;
   CondVar stopping_changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  Membership membership_ ABSL_GUARDED_BY(mutex_);
   int64_t next_entry_ ABSL_GUARDED_BY(mutex_) = 0;  // the first one that the thread has not read
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t last_question_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number seen of any AskWhere()
   int64_t last_question_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_answered_ ABSL_GUARDED_BY(mutex_) = false;
 
-  DeferredWrites deferred_;
+  DeferredWrites writes_;
   std::thread thread_;
 };
 

@@ -1,5 +1,6 @@
 #include "ddp/comm/reports/report_log.h"
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -10,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "ddp/comm/reports/roll_call.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"
 #include "gmock/gmock.h"
@@ -69,12 +69,12 @@ class ReportLogTest : public ::testing::Test {
             .reason = "disk full"};
   }
 
-  // Waits for the answer of `rank`.
-  static void Await(RollCall& call, int rank) {
-    while (!call.answers().contains(rank)) {
-      (void)call.ReadAnswers();
-      std::this_thread::yield();
-    }
+  // Asks all ranks, and waits for the answer of `rank`. Returns the question's number.
+  static int64_t AskAndAwait(ReportLog& log, int rank) {
+    const std::optional<int64_t> question = log.AskWhere(0, INT64_MAX);
+    EXPECT_TRUE(question.has_value());
+    while (!log.ReadAnswers(*question).by_rank.contains(rank)) std::this_thread::yield();
+    return *question;
   }
 
   const std::shared_ptr<FakeGroupStore> store_ = std::make_shared<FakeGroupStore>();
@@ -101,45 +101,42 @@ TEST_F(ReportLogTest, OneReportOfAnIncarnationIsEnough) {
 TEST_F(ReportLogTest, AnEntryWithoutWakeKeysIsRead) {
   store_->Set("log/0", Failure(2).Serialize());
   Rank zero(store_, {.rank = 0, .size = 3});
-  EXPECT_TRUE(zero.log.AskWhere(INT64_MAX).has_value());
+  EXPECT_TRUE(zero.log.AskWhere(0, INT64_MAX).has_value());
   EXPECT_EQ(zero.reader.AwaitFailure(), "0: rank 2 failed: disk full");
 }
 
 TEST_F(ReportLogTest, TheThreadAnswersForItsRank) {
   Rank zero(store_, {.rank = 0, .size = 3});
   Rank one(store_, {.rank = 1, .size = 3});
-  RollCall call(zero.log);
-  ASSERT_TRUE(call.Ask(INT64_MAX));
-  Await(call, 1);
-  EXPECT_THAT(call.answers(), ElementsAre(Pair(1, "at 0")));
-  EXPECT_THAT(call.silent(), ElementsAre(2));
-  EXPECT_EQ(one.log.AskWhere(0), std::nullopt) << "rank 0 has asked since";
+  const ReportLog::Answers answers = zero.log.ReadAnswers(AskAndAwait(zero.log, 1));
+  EXPECT_THAT(answers.by_rank, ElementsAre(Pair(1, "at 0")));
+  EXPECT_THAT(answers.silent, ElementsAre(2));
+  EXPECT_EQ(one.log.AskWhere(0, 0), std::nullopt) << "rank 0 has asked since";
 }
 
 // A rank may ask again before its own thread has read the first question.
 TEST_F(ReportLogTest, EveryQuestionHasItsNumber) {
   Rank zero(store_, {.rank = 0, .size = 2});
-  for (int64_t number = 1; number <= 20; ++number) EXPECT_EQ(zero.log.AskWhere(INT64_MAX), number);
+  for (int64_t number = 1; number <= 20; ++number) {
+    EXPECT_EQ(zero.log.AskWhere(0, INT64_MAX), number);
+  }
 }
 
 // Two ranks ask one after the other: the later answer is one to both questions.
 TEST_F(ReportLogTest, ALaterQuestionTakesNoAnswerAway) {
   Rank zero(store_, {.rank = 0, .size = 2});
   Rank one(store_, {.rank = 1, .size = 2});
-  RollCall first(zero.log);
-  RollCall second(zero.log);
-  ASSERT_TRUE(first.Ask(INT64_MAX));
-  Await(first, 1);
-  ASSERT_TRUE(second.Ask(INT64_MAX));
-  Await(second, 1);
-  EXPECT_TRUE(first.ReadAnswers());
+  const int64_t first = AskAndAwait(zero.log, 1);
+  const int64_t second = AskAndAwait(zero.log, 1);
+  EXPECT_LT(first, second);
+  EXPECT_TRUE(zero.log.ReadAnswers(first).silent.empty());
 }
 
 TEST_F(ReportLogTest, ARankThatLeavesSaysSo) {
   Rank one(store_, {.rank = 1, .size = 2, .incarnation = 3});
   EXPECT_EQ(store_->Get(ReportLog::StandingKey(1)).rfind("process ", 0), 0);
-  one.log.Leave(12);
-  one.log.Leave(99);
+  one.log.Leave(3, 12);
+  one.log.Leave(3, 99);
   EXPECT_EQ(store_->Get(ReportLog::StandingKey(1)), "left 3 12");
   const auto gone = ReportLog::ParseGoneVerdict(store_->Get("renewal/4/verdict"));
   ASSERT_TRUE(gone.has_value());
@@ -151,7 +148,7 @@ TEST_F(ReportLogTest, ARankThatLeavesSaysSo) {
 TEST_F(ReportLogTest, LeavesNoWakeKeys) {
   {
     Rank alone(store_, {});
-    EXPECT_TRUE(alone.log.AskWhere(INT64_MAX).has_value());
+    EXPECT_TRUE(alone.log.AskWhere(0, INT64_MAX).has_value());
     EXPECT_TRUE(store_->Wait(ReportLog::AnswerKey(0), kDeadline));
   }
   for (const std::string& key : store_->Keys()) EXPECT_NE(key.rfind("wake/", 0), 0) << key;
@@ -173,8 +170,8 @@ TEST_F(ReportLogTest, AnUnwindingThreadDoesNotCallTheStore) {
     struct Reporter {
       ReportLog& log;
       ~Reporter() {
-        log.Run([this] { log.Append(Failure(1)); });
-        log.Leave(0);
+        log.writes().Run([this] { log.Append(Failure(1)); });
+        log.Leave(0, 0);
       }
     };
     const Reporter reporter{one.log};

@@ -35,7 +35,7 @@ FailureNotice::~FailureNotice() { log_.reset(); }
 
 void FailureNotice::Report(const GroupFailure& failure) {
   if (!Set(failure)) return;
-  log_->Run([this, failure] { Publish(failure); });
+  log_->writes().Run([this, failure] { Publish(failure); });
 }
 
 // Returns an earlier report of another worker.
@@ -57,7 +57,7 @@ FailureNotice::GroupFailure FailureNotice::ReportFound(const GroupFailure& failu
 }
 
 void FailureNotice::TellFound(const GroupFailure& failure) {
-  log_->Run([this, failure] { (void)ReportFound(failure); });
+  log_->writes().Run([this, failure] { (void)ReportFound(failure); });
 }
 
 std::optional<FailureNotice::GroupFailure> FailureNotice::failure() const {
