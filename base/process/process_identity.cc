@@ -1,4 +1,4 @@
-#include "ddp/comm/reports/process_identity.h"
+#include "base/process/process_identity.h"
 
 #include <signal.h>
 #include <sys/stat.h>
@@ -11,22 +11,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "base/process/process_state.h"
 #include "base/text_fields.h"
 
-namespace ddp::internal {
+namespace ddp {
 namespace {
-
-// Returns the fields of /proc/<pid>/stat from the third one, the state, on. The second field, the
-// name in parentheses, may contain any characters.
-std::vector<std::string> StatFields(int64_t pid) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  std::string line;
-  std::getline(file, line);
-  const size_t end_of_name = line.rfind(") ");
-  if (end_of_name == std::string::npos) return {};
-  return absl::StrSplit(line.substr(end_of_name + 2), ' ');
-}
 
 // The start time of a process is field 22; empty when /proc does not tell.
 std::string StartTime(const std::vector<std::string>& fields) {
@@ -38,7 +27,7 @@ std::string StartTime(const std::vector<std::string>& fields) {
 std::string ProcessIdentity() {
   std::string boot;
   struct stat space {};
-  const std::string start_time = StartTime(StatFields(::getpid()));
+  const std::string start_time = StartTime(ProcessStat(::getpid()));
   if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> boot) ||
       ::stat("/proc/self/ns/pid", &space) != 0 || start_time.empty()) {
     return std::string();
@@ -56,9 +45,9 @@ bool ProcessHasEnded(const std::string& identity) {
   }
   if (::kill(pid, 0) != 0) return errno == ESRCH;
   // The id may be of a zombie, or of a later process; in both cases this process has ended.
-  const std::vector<std::string> now = StatFields(pid);
+  const std::vector<std::string> now = ProcessStat(pid);
   return !StartTime(now).empty() &&
          (now[0] == "Z" || now[0] == "X" || StartTime(now) != absl::StrCat(start_time));
 }
 
-}  // namespace ddp::internal
+}  // namespace ddp

@@ -1,9 +1,9 @@
-#ifndef DDP_COMM_REPORTS_PROCESS_IDENTITY_H_
-#define DDP_COMM_REPORTS_PROCESS_IDENTITY_H_
+#ifndef DDP_BASE_PROCESS_PROCESS_IDENTITY_H_
+#define DDP_BASE_PROCESS_PROCESS_IDENTITY_H_
 
 #include <string>
 
-namespace ddp::internal {
+namespace ddp {
 
 // Returns a text that identifies this process: "<the host's boot> <PID namespace> <process id>
 // <start time>". Another process of the same host and PID namespace can prove by it that this one
@@ -15,6 +15,6 @@ std::string ProcessIdentity();
 // Thread: any.
 bool ProcessHasEnded(const std::string& identity);
 
-}  // namespace ddp::internal
+}  // namespace ddp
 
-#endif  // DDP_COMM_REPORTS_PROCESS_IDENTITY_H_
+#endif  // DDP_BASE_PROCESS_PROCESS_IDENTITY_H_

@@ -1,4 +1,4 @@
-#include "ddp/comm/reports/process_identity.h"
+#include "base/process/process_identity.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -11,7 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 
-namespace ddp::internal {
+namespace ddp {
 namespace {
 
 // Returns the identity of this process with another word at `place`.
@@ -61,4 +61,4 @@ TEST(ProcessIdentityTest, AnotherHostOrNamespaceProvesNothing) {
 }
 
 }  // namespace
-}  // namespace ddp::internal
+}  // namespace ddp

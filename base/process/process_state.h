@@ -3,7 +3,14 @@
 
 #include <sys/types.h>
 
+#include <string>
+#include <vector>
+
 namespace ddp {
+
+// Returns the fields of /proc/<pid>/stat from the third one, the state, on. Empty where /proc does
+// not tell. Thread: any.
+std::vector<std::string> ProcessStat(pid_t pid);
 
 // Returns the state of a process as proc(5) names it: 'R' running, 'S' sleeping, 'D' in
 // uninterruptible sleep, 'T' stopped by a signal, 't' stopped by a debugger, 'Z' ended. Of a

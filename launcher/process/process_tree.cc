@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/process/pidfd.h"
+#include "base/process/process_state.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
@@ -35,15 +36,10 @@ std::vector<pid_t> NumericEntries(const std::string& path) {
   return result;
 }
 
-// Returns the parent of `pid`, or 0. The second field of stat, the name, may itself hold blanks and
-// parentheses, so parsing starts after the last parenthesis.
+// Returns the parent of `pid`, or 0.
 pid_t ParentOf(pid_t pid) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  std::string line;
-  std::getline(file, line);
-  const size_t name_end = line.rfind(')');
-  if (name_end == std::string::npos || name_end + 4 >= line.size()) return 0;
-  return static_cast<pid_t>(std::strtol(line.c_str() + name_end + 4, nullptr, 10));
+  const std::vector<std::string> fields = ProcessStat(pid);
+  return fields.size() < 2 ? 0 : static_cast<pid_t>(std::strtol(fields[1].c_str(), nullptr, 10));
 }
 
 // Finds the children on kernels without /proc/<pid>/task/<tid>/children.

@@ -10,10 +10,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/clock.h"
+#include "base/process/process_identity.h"
 #include "base/text_fields.h"
 #include "ddp/comm/check/mismatch.h"
 #include "ddp/comm/meeting/group_store.h"
-#include "ddp/comm/reports/process_identity.h"
 #include "ddp/comm/reports/report_log.h"
 #include "ddp/common/name_list.h"
 
@@ -47,9 +47,7 @@ std::string Where(const Inquiry::Awaited& awaited, int rank) {
 
 Inquiry::Inquiry(std::shared_ptr<FailureMonitor> monitor, std::shared_ptr<const CollectiveLog> log,
                  const Membership& membership)
-    : monitor_(std::move(monitor)),
-      log_(std::move(log)),
-      self_(membership) {}
+    : monitor_(std::move(monitor)), log_(std::move(log)), self_(membership) {}
 
 bool Inquiry::Ask(int64_t since_ns) {
   positions_.clear();

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/process/process_identity.h"
 #include "ddp/comm/check/collective_log.h"
 #include "ddp/comm/reports/failure_monitor.h"
-#include "ddp/comm/reports/process_identity.h"
 #include "ddp/comm/reports/report_log.h"
 #include "ddp/common/membership.h"
 #include "ddp/health/group_failure.h"

@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/process/process_identity.h"
 #include "base/text_fields.h"
 #include "ddp/comm/meeting/store_meeting.h"
-#include "ddp/comm/reports/process_identity.h"
 
 namespace ddp::internal {
 namespace {
@@ -54,10 +54,7 @@ std::optional<LogEntry> LogEntry::Parse(absl::string_view text) {
 
 ReportLog::ReportLog(std::shared_ptr<GroupStore> store, std::shared_ptr<GroupStore> watched,
                      const Membership& membership, Reader& reader)
-    : store_(std::move(store)),
-      reader_(reader),
-      rank_(membership.rank),
-      size_(membership.size) {
+    : store_(std::move(store)), reader_(reader), rank_(membership.rank), size_(membership.size) {
   if (size_ > 1) store_->Set(StandingKey(rank_), absl::StrCat("process ", ProcessIdentity()));
   thread_ = std::thread([this, watched = std::move(watched)] { WatchStore(*watched); });
   pthread_setname_np(thread_.native_handle(), "ddp-failure");
