@@ -85,38 +85,6 @@ bool ThreadsAreIdle(c10d::Backend& backend) {
 
 constexpr char kConnected[] = "connected";
 
-StoreMeeting MeetingOf(const c10::intrusive_ptr<c10d::Store>& store,
-                       const GlooBackendOptions& options) {
-  return StoreMeeting(MakeGroupStore(store), kConnected,
-                      {.rank = options.rank, .size = options.size});
-}
-
-std::string About(const GlooBackendOptions& options, const std::string& reason) {
-  return absl::StrCat("rank ", options.rank, " of ", options.size,
-                      ": Gloo could not connect the ranks: ", reason);
-}
-
-// Blocks until all ranks are connected. A rank may be connected with a peer that is not yet
-// connected with it, and would fail when this rank left.
-void AwaitAllConnected(StoreMeeting meeting, const GlooBackendOptions& options) {
-  const MeetingEnd end = AttendMeeting(meeting, "", options.timeout);
-  if (!end.missing.empty()) {
-    throw CommunicationError(
-        About(options, absl::StrCat("rank ", end.missing.front(), " has not come")));
-  }
-  if (end.verdict != StoreMeeting::kMet) throw CommunicationError(end.verdict);
-}
-
-[[noreturn]] void FailAll(StoreMeeting meeting, const GlooBackendOptions& options,
-                          const std::string& reason) {
-  try {
-    meeting.Decide(About(options, reason));
-  } catch (const std::exception&) {
-    // Without a store the others learn nothing, and their wait fails too.
-  }
-  throw CommunicationError(About(options, reason));
-}
-
 }  // namespace
 
 std::vector<std::string> GlooKeys(int size) {
@@ -131,17 +99,32 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
   using Gloo = c10d::ProcessGroupGloo;
   IgnoreBrokenPipes();
   WarnOfUnsafeGloo(options);
+  StoreMeeting meeting(MakeGroupStore(store), kConnected,
+                       {.rank = options.rank, .size = options.size});
+  std::string reason;
   try {
     auto gloo = Gloo::Options::create(absl::ToChronoMilliseconds(options.timeout));
     AddDevices(options, *gloo);
     auto backend = c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
-    AwaitAllConnected(MeetingOf(store, options), options);
-    return backend;
-  } catch (const CommunicationError&) {  // of another rank
+    // A rank may be connected with a peer that is not yet connected with it, and would fail when
+    // this rank left.
+    const MeetingEnd end = AttendMeeting(meeting, "", options.timeout);
+    if (end.verdict == StoreMeeting::kMet) return backend;
+    if (end.missing.empty()) throw CommunicationError(end.verdict);  // another rank's error
+    reason = absl::StrCat("rank ", end.missing.front(), " has not come");
+  } catch (const CommunicationError&) {
     throw;
   } catch (const std::exception& error) {
-    FailAll(MeetingOf(store, options), options, MessageOf(error));
+    reason = MessageOf(error);
   }
+  reason = absl::StrCat("rank ", options.rank, " of ", options.size,
+                        ": Gloo could not connect the ranks: ", reason);
+  try {
+    meeting.Decide(reason);
+  } catch (const std::exception&) {
+    // Without a store the others learn nothing, and their wait fails too.
+  }
+  throw CommunicationError(reason);
 }
 
 std::string UnsafeGlooWarning(int major, int minor, int patch) {

@@ -1,5 +1,8 @@
 #include "ddp/comm/backend/reduction_support.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/str_cat.h"
 
 namespace ddp::internal {
@@ -7,20 +10,9 @@ namespace {
 
 // Returns true when Gloo reduces the type: a complex number as two real ones, a bool as a byte.
 bool GlooReduces(at::ScalarType type) {
-  switch (c10::toRealValueType(type)) {
-    case at::kBool:
-    case at::kByte:
-    case at::kChar:
-    case at::kInt:
-    case at::kLong:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kFloat:
-    case at::kDouble:
-      return true;
-    default:
-      return false;
-  }
+  constexpr at::ScalarType kTypes[] = {at::kBool, at::kByte,     at::kChar,  at::kInt,   at::kLong,
+                                       at::kHalf, at::kBFloat16, at::kFloat, at::kDouble};
+  return std::ranges::find(kTypes, c10::toRealValueType(type)) != std::end(kTypes);
 }
 
 std::string Refusal(const char* backend, at::ScalarType type) {
