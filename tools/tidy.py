@@ -474,7 +474,7 @@ ROOMS = {
     "ddp/reducer/buckets": "where gradients lie, which of them are reduced together, and how",
     "ddp/reducer/pass": "the decisions of the reducer, without a tensor",
     "ddp/rpc": "calls between workers, distributed autograd contexts, remote optimizers",
-    "ddp/rpc/failure": "what workers tell each other of failures, and how they read it",
+    "ddp/rpc/failure": "how an error of LibTorch's engine is read",
     "ddp/statistics": "how a layer finds its ranks, and what becomes of their batch statistics",
     "ddp/transfer": "tensors before and after a collective: arguments, copies, broadcasts",
     "ddp/wrapper": "DistributedDataParallel: one model's forward and backward over all ranks",

@@ -304,9 +304,10 @@ ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Store> store, const Place& p
   const c10::intrusive_ptr<c10d::Store> watched = store_->clone();
   const bool own =
       watched.get() != store_.get();  // false for a HashStore, which has no connections
-  monitor_ = std::make_shared<FailureMonitor>(
-      MakeGroupStore(Prefixed(kControlPrefix, watched)), now_->membership,
-      own ? absl::FromChrono(std::min(options.timeout, kReportTimeout)) : absl::ZeroDuration());
+  FailureMonitor::Options reports;
+  if (own) reports.command_timeout = absl::FromChrono(std::min(options.timeout, kReportTimeout));
+  monitor_ = std::make_shared<FailureMonitor>(MakeGroupStore(Prefixed(kControlPrefix, watched)),
+                                              now_->membership, std::move(reports));
   Connect(options.timeout);
 }
 

@@ -25,9 +25,11 @@
 #include "absl/time/time.h"
 #include "base/broken_pipes.h"
 #include "ddp/comm/meeting/c10d_group_store.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
 #include "ddp/common/rpc_place.h"
+#include "ddp/health/group_failure.h"
 #include "ddp/rpc/carried_uses.h"
 #include "ddp/rpc/context_calls.h"
 #include "ddp/rpc/ending_agent.h"
@@ -41,6 +43,8 @@
 namespace ddp::rpc::internal {
 
 namespace libtorch = torch::distributed::rpc;
+using ddp::internal::FailureMonitor;
+using ddp::internal::GroupFailure;
 using ddp::internal::MessageOf;
 using ddp::internal::OwnRpcPlace;
 using torch::distributed::autograd::DistAutogradContainer;
@@ -103,7 +107,7 @@ Transport::Transport(std::string name, const c10::intrusive_ptr<c10d::Store>& st
       names_.resize(std::max<size_t>(names_.size(), info.id_ + 1));
       names_[info.id_] = info.name_;
     }
-    MakeNotice(ddp::internal::MakeGroupStore(prefixed("reports/")));
+    MakeMonitor(ddp::internal::MakeGroupStore(prefixed("reports/")));
   } catch (const ConfigurationError&) {
     throw;
   } catch (const std::exception& error) {
@@ -124,18 +128,21 @@ void Transport::Meet(const c10::intrusive_ptr<c10d::Store>& store) {
   OwnRpcPlace::SetWorld(meeting.world);
 }
 
-void Transport::MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store) {
-  notice_ = std::make_shared<FailureNotice>(
-      std::move(store), membership(), [sends = sends_](const FailureNotice::GroupFailure& failure) {
-        sends->End(std::make_exception_ptr(WorkerFailed(failure.rank, failure.reason)));
-      });
+void Transport::MakeMonitor(std::shared_ptr<ddp::internal::GroupStore> store) {
+  FailureMonitor::Options options{.command_timeout = absl::Seconds(5)};
+  options.on_failure = [sends = sends_](const GroupFailure& failure) {
+    sends->End(std::make_exception_ptr(WorkerFailed(failure.rank, failure.reason)));
+  };
+  monitor_ = std::make_shared<FailureMonitor>(std::move(store), membership(), std::move(options));
   // Nobody may wait for the message that shows the loss.
   sends_->OnLost([names = names_,
-                  weak = std::weak_ptr<FailureNotice>(notice_)](const PendingSends::Lost& lost) {
-    const auto notice = weak.lock();
-    if (notice == nullptr) return;
-    notice->TellFound(
-        {.rank = lost.worker, .reason = LostWorkerText(names.at(lost.worker), lost.text)});
+                  weak = std::weak_ptr<FailureMonitor>(monitor_)](const PendingSends::Lost& lost) {
+    const auto monitor = weak.lock();
+    if (monitor == nullptr) return;
+    const GroupFailure found{.rank = lost.worker,
+                             .reason = LostWorkerText(names.at(lost.worker), lost.text)};
+    // While an exception unwinds this thread, another thread writes the report.
+    monitor->log().writes().Run([found, to = monitor.get()] { to->ReportFound(found); });
   });
 }
 
@@ -306,7 +313,7 @@ void Transport::ThrowAnswer(const c10::IValue& answer, const std::string& worker
       Value<std::tuple<bool, int, std::string, std::string>>::From(answer);
   if (failed < 0) throw RemoteError(worker, function, message, stack);
   // The callee waited for a worker that is gone.
-  ThrowFailure(notice_->ReportFound({.rank = failed, .reason = message}));
+  ThrowFound({.rank = failed, .reason = message});
 }
 
 namespace {
@@ -339,12 +346,12 @@ std::exception_ptr Transport::Translate(const PendingSends::Receiver& receiver, 
   return failed.exception_ptr();
 }
 
-void Transport::ThrowLost(const PendingSends::Lost& lost) {
-  ThrowFailure(notice_->ReportFound(
-      {.rank = lost.worker, .reason = LostWorkerText(NameOf(lost.worker), lost.text)}));
+void Transport::ThrowFound(const GroupFailure& found) {
+  monitor_->ReportFound(found);
+  ThrowFailure(*monitor_->failure());
 }
 
-void Transport::ThrowFailure(const FailureNotice::GroupFailure& failure) const {
+void Transport::ThrowFailure(const GroupFailure& failure) const {
   throw WorkerFailed(failure.rank, failure.reason);
 }
 
@@ -357,8 +364,11 @@ void Transport::Throw(const std::exception_ptr& error, int worker, const std::st
   } catch (const CommunicationError&) {
     throw;
   } catch (const std::exception& other) {
-    if (const auto failure = notice_->failure()) ThrowFailure(*failure);
-    if (const auto lost = sends_->lost()) ThrowLost(*lost);
+    if (const auto failure = monitor_->failure()) ThrowFailure(*failure);
+    if (const auto lost = sends_->lost()) {
+      ThrowFound(
+          {.rank = lost->worker, .reason = LostWorkerText(NameOf(lost->worker), lost->text)});
+    }
     const EngineError cause = EngineError::Parse(MessageOf(other));
     if (cause.worker < 0) {
       const std::string message = absl::StrCat(what, ": ", cause.message);
@@ -366,9 +376,7 @@ void Transport::Throw(const std::exception_ptr& error, int worker, const std::st
       throw CommunicationError(message);
     }
     const std::string line = cause.message.substr(0, cause.message.find('\n'));
-    if (cause.lost.has_value()) {
-      ThrowFailure(notice_->ReportFound({.rank = *cause.lost, .reason = line}));
-    }
+    if (cause.lost.has_value()) ThrowFound({.rank = *cause.lost, .reason = line});
     const bool known = cause.worker < static_cast<int>(names_.size());
     const std::string& at = known ? names_[cause.worker] : callee;
     if (!cause.timeout) throw RemoteError(at, function, line, other.what());
@@ -465,7 +473,7 @@ void Transport::Barrier(Meeting meeting, std::chrono::milliseconds timeout) {
 }
 
 void Transport::ReportFailure(const std::string& reason) {
-  notice_->Report({.rank = id(), .reason = absl::StrCat("worker ", name_, " failed: ", reason)});
+  monitor_->Report(absl::StrCat("worker ", name_, " failed: ", reason));
 }
 
 void Transport::Stop(bool together) {
@@ -476,7 +484,7 @@ void Transport::Stop(bool together) {
     try {
       agent_->join(/*shutdown=*/true);  // waits for the others by the store
     } catch (const std::exception& error) {
-      if (const auto failure = notice_->failure()) ThrowFailure(*failure);
+      if (const auto failure = monitor_->failure()) ThrowFailure(*failure);
       throw TimeoutError(absl::StrCat("worker ", name_, ": another worker did not come to the end ",
                                       "of shutdown(): ", MessageOf(error)));
     }

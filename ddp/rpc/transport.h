@@ -13,7 +13,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "ddp/common/membership.h"
-#include "ddp/rpc/failure/failure_notice.h"
 #include "ddp/rpc/meeting_point.h"
 #include "ddp/rpc/message_fault.h"
 #include "ddp/rpc/object_table.h"
@@ -24,6 +23,11 @@
 namespace c10d {
 class Store;
 }  // namespace c10d
+namespace ddp::internal {
+class FailureMonitor;
+class GroupStore;
+struct GroupFailure;
+}  // namespace ddp::internal
 namespace torch::distributed::rpc {
 class RpcAgent;
 }  // namespace torch::distributed::rpc
@@ -126,11 +130,13 @@ class Transport {
   ddp::internal::Membership membership() const { return {.rank = id(), .size = size()}; }
   void Meet(const c10::intrusive_ptr<c10d::Store>& store);
   void AddOwnFunctions();
-  void MakeNotice(std::shared_ptr<ddp::internal::GroupStore> store);
+  void MakeMonitor(std::shared_ptr<ddp::internal::GroupStore> store);
   static std::exception_ptr Translate(const PendingSends::Receiver& receiver, Future& failed,
                                       std::optional<PendingSends::Lost>* lost);
-  [[noreturn]] void ThrowLost(const PendingSends::Lost& lost);
-  [[noreturn]] void ThrowFailure(const FailureNotice::GroupFailure& failure) const;
+  // Reports a failure that may be the consequence of one that another worker has reported before.
+  // Throws the first of them, which all workers then know.
+  [[noreturn]] void ThrowFound(const ddp::internal::GroupFailure& found);
+  [[noreturn]] void ThrowFailure(const ddp::internal::GroupFailure& failure) const;
   [[noreturn]] void ThrowAnswer(const c10::IValue& answer, const std::string& worker,
                                 const std::string& function);
 
@@ -140,7 +146,7 @@ class Transport {
   ObjectTable objects_;
   std::shared_ptr<PendingSends> sends_;
   std::shared_ptr<torch::distributed::rpc::RpcAgent> agent_;  // null after Stop()
-  std::shared_ptr<FailureNotice> notice_;
+  std::shared_ptr<ddp::internal::FailureMonitor> monitor_;
 
   Mutex mutex_;
   MeetingPoint meeting_point_;

@@ -16,13 +16,13 @@ constexpr char kFailedVerdict[] = "failed";
 }  // namespace
 
 FailureMonitor::FailureMonitor(std::shared_ptr<GroupStore> store, const Membership& membership,
-                               absl::Duration command_timeout)
-    : store_(std::move(store)), health_(membership) {
+                               Options options)
+    : store_(std::move(store)), on_failure_(std::move(options.on_failure)), health_(membership) {
   std::shared_ptr<GroupStore> watched = store_->Clone();
-  if (command_timeout > absl::ZeroDuration()) {
+  if (options.command_timeout > absl::ZeroDuration()) {
     // Set after the store has connected, because connecting may take longer on a busy host.
-    store_->SetTimeout(command_timeout);
-    watched->SetTimeout(command_timeout);
+    store_->SetTimeout(options.command_timeout);
+    watched->SetTimeout(options.command_timeout);
   }
   ReportLog::Reader& reader = *this;
   log_ = std::make_unique<ReportLog>(store_, std::move(watched), membership, reader);
@@ -107,6 +107,7 @@ bool FailureMonitor::SetFailure(int64_t incarnation, const GroupFailure& failure
     failed_ = true;
   }
   signal_->Notify();
+  if (on_failure_) on_failure_(failure);
   return true;
 }
 

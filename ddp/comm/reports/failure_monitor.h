@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,7 +34,8 @@ class PositionSource {
 };
 
 // The failures of a group that this rank knows: GroupHealth under a lock, kept up to date by
-// a ReportLog. A ProcessGroup owns one, over all its incarnations.
+// a ReportLog. A ProcessGroup owns one, over all its incarnations. The workers of remote calls have
+// one as well, with their ids as ranks.
 //
 // Reason: a Gloo collective that a peer never joins ends only by its timeout, and cannot be
 // aborted. A failure report therefore ends the waits in ddp/ before the timeout.
@@ -41,12 +43,20 @@ class PositionSource {
 // Thread-safe. Makes the ReportLog, and with it the thread "ddp-failure".
 class FailureMonitor : private ReportLog::Reader {
  public:
+  struct Options {
+    // The time limit of a command of the store and of its clone; zero changes nothing. Use a few
+    // seconds: the limit bounds how long a lost store blocks Report() and Leave().
+    absl::Duration command_timeout = absl::ZeroDuration();
+    // Called once for each incarnation, when a failure becomes known: on the reporting thread, or
+    // on "ddp-failure". Must not destroy the monitor.
+    std::function<void(const GroupFailure&)> on_failure = {};
+  };
+
   // Starts the ReportLog's thread. Throws what the store throws. No other group may use the keys of
-  // `store`: give it a prefix. `command_timeout` becomes the time limit of a command of `store` and
-  // of its clone; zero changes nothing. Use a few seconds: the limit bounds how long a lost store
-  // blocks Report() and Leave().
-  FailureMonitor(std::shared_ptr<GroupStore> store, const Membership& membership,
-                 absl::Duration command_timeout = absl::ZeroDuration());
+  // `store`: give it a prefix.
+  FailureMonitor(std::shared_ptr<GroupStore> store, const Membership& membership, Options options);
+  FailureMonitor(std::shared_ptr<GroupStore> store, const Membership& membership)
+      : FailureMonitor(std::move(store), membership, Options()) {}
 
   // Calls Leave(), then ends the ReportLog.
   ~FailureMonitor() override;
@@ -125,6 +135,7 @@ class FailureMonitor : private ReportLog::Reader {
   void EndMeeting();
 
   const std::shared_ptr<GroupStore> store_;
+  const std::function<void(const GroupFailure&)> on_failure_;
   const std::shared_ptr<WakeSignal> signal_ = std::make_shared<WakeSignal>();
   std::atomic<bool> failed_{false};  // health_.failed(), readable without the mutex
 

@@ -59,8 +59,8 @@ std::optional<GroupFailure> MeetForRenewal(const std::shared_ptr<GroupStore>& st
                                   " after a failure, although the process is alive")}));
     } else {
       // Does not ask when another rank has: that one tells all. Should it die, this one asks next.
-      question = log.AskWhere(next.incarnation - 1,
-                              std::exchange(since_ns, MonotonicNanoseconds()));
+      question =
+          log.AskWhere(next.incarnation - 1, std::exchange(since_ns, MonotonicNanoseconds()));
       verdict = meeting.AwaitVerdict(ReportLog::kAnswerTimeout);
     }
   }

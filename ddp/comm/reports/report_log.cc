@@ -74,8 +74,9 @@ ReportLog::~ReportLog() {
       store_->Set(wake_key, "1");
       store_answers = true;
     } catch (const std::exception& error) {
-      LOG(WARNING) << "rank " << rank_
-                   << ": the store is gone at the end of the process group: " << error.what();
+      LOG_IF(WARNING, !store_lost_)
+          << "rank " << rank_
+          << ": the store is gone at the end of the process group: " << error.what();
     }
   });
   thread_.join();
@@ -107,6 +108,7 @@ void ReportLog::Leave(int64_t incarnation, int64_t collectives) {
       store_->SetIfNew(StoreMeeting::VerdictKey(RenewalName(incarnation + 1)), GoneVerdict(left));
       if (has_answered) store_->Delete(AnswerKey(rank_));
     } catch (const std::exception& error) {
+      store_lost_ = true;
       LOG(WARNING) << "rank " << rank_ << ": could not tell the other ranks that this one "
                    << "leaves the process group: " << error.what();
     }

@@ -1,6 +1,7 @@
 #ifndef DDP_COMM_REPORTS_REPORT_LOG_H_
 #define DDP_COMM_REPORTS_REPORT_LOG_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -145,6 +146,7 @@ class ReportLog {
   int64_t last_question_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_answered_ ABSL_GUARDED_BY(mutex_) = false;
 
+  std::atomic<bool> store_lost_{false};  // Leave() has logged that the store does not answer
   DeferredWrites writes_;
   std::thread thread_;
 };

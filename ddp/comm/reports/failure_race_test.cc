@@ -1,5 +1,4 @@
-#include "ddp/rpc/failure/failure_notice.h"
-
+// Failures that become known while other threads report, or end the monitor.
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -9,36 +8,38 @@
 
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/membership.h"
+#include "ddp/health/group_failure.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/fake_group_store.h"
 
-namespace ddp::rpc::internal {
+namespace ddp::internal {
 namespace {
 
 using ::ddp::testing::FakeGroupStore;
-using GroupFailure = FailureNotice::GroupFailure;
 
 constexpr int kRounds = 200;
 
-// The notice of one worker, and what it has told. Like Workers, it is used and ended by different
-// threads.
-class Worker {
+// The monitor of one rank, and what it has told. Like that of remote calls' Workers, it is used and
+// ended by different threads.
+class Rank {
  public:
-  Worker(const std::shared_ptr<FakeGroupStore>& store, int rank)
-      : notice_(std::make_shared<FailureNotice>(
-            store->Clone(), ddp::internal::Membership{.rank = rank, .size = 2},
-            [this](const GroupFailure& failure) { OnFailure(failure); })) {}
+  Rank(const std::shared_ptr<FakeGroupStore>& store, int rank)
+      : monitor_(std::make_shared<FailureMonitor>(
+            store->Clone(), Membership{.rank = rank, .size = 2},
+            FailureMonitor::Options{
+                .on_failure = [this](const GroupFailure& failure) { OnFailure(failure); }})) {}
 
-  std::shared_ptr<FailureNotice> notice() const {
+  std::shared_ptr<FailureMonitor> monitor() const {
     const MutexLock lock(mutex_);
-    return notice_;
+    return monitor_;
   }
   void End() {
-    std::shared_ptr<FailureNotice> ended;  // destroyed without the lock
+    std::shared_ptr<FailureMonitor> ended;  // destroyed without the lock
     const MutexLock lock(mutex_);
-    ended.swap(notice_);
+    ended.swap(monitor_);
   }
 
   // Blocks until a failure is known. Returns its reason.
@@ -66,19 +67,19 @@ class Worker {
   CondVar changed_;
   int told_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string reason_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<FailureNotice> notice_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<FailureMonitor> monitor_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A watchdog's thread reports until the worker ends.
-TEST(FailureNoticeTest, AReportMayMeetTheEnd) {
+// A watchdog's thread reports until the monitor ends.
+TEST(FailureRaceTest, AReportMayMeetTheEnd) {
   for (int round = 0; round < kRounds; ++round) {
     const auto store = std::make_shared<FakeGroupStore>();
-    Worker worker(store, 0);
-    Worker peer(store, 1);
+    Rank rank(store, 0);
+    Rank peer(store, 1);
     std::atomic<bool> started = false;
     std::thread watchdog([&] {
-      while (const auto notice = worker.notice()) {
-        notice->Report({.rank = 0, .reason = "the watchdog barks"});
+      while (const auto monitor = rank.monitor()) {
+        monitor->Report("the watchdog barks");
         started = true;
       }
     });
@@ -87,25 +88,26 @@ TEST(FailureNoticeTest, AReportMayMeetTheEnd) {
     } else {
       while (!started) std::this_thread::yield();
     }
-    worker.End();
+    rank.End();
     watchdog.join();
-    EXPECT_EQ(worker.told(), 1);
+    EXPECT_EQ(rank.told(), 1);
     peer.End();
     EXPECT_LE(peer.told(), 1);
   }
 }
 
-TEST(FailureNoticeTest, AllWorkersKnowTheSameFirstFailure) {
+TEST(FailureRaceTest, AllRanksKnowTheSameFirstFailure) {
   for (int round = 0; round < kRounds; ++round) {
     const auto store = std::make_shared<FakeGroupStore>();
-    Worker first(store, 0);
-    Worker second(store, 1);
+    Rank first(store, 0);
+    Rank second(store, 1);
     std::string found;
     std::thread thread([&] {
-      found = second.notice()->ReportFound({.rank = 0, .reason = "worker 0 is gone"}).reason;
+      second.monitor()->ReportFound({.rank = 0, .reason = "rank 0 is gone"});
+      found = second.monitor()->failure()->reason;
     });
-    const std::string own =
-        first.notice()->ReportFound({.rank = 1, .reason = "worker 1 is gone"}).reason;
+    first.monitor()->ReportFound({.rank = 1, .reason = "rank 1 is gone"});
+    const std::string own = first.monitor()->failure()->reason;
     thread.join();
     EXPECT_EQ(own, found);
     EXPECT_EQ(first.Await(), found);
@@ -116,4 +118,4 @@ TEST(FailureNoticeTest, AllWorkersKnowTheSameFirstFailure) {
 }
 
 }  // namespace
-}  // namespace ddp::rpc::internal
+}  // namespace ddp::internal
