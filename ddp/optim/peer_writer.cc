@@ -1,4 +1,5 @@
-// The memory of ShardedParameters that the other ranks see.
+#include "ddp/optim/peer_writer.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -7,7 +8,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/Storage.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "absl/base/thread_annotations.h"
@@ -19,8 +19,6 @@
 #include "ddp/comm/engine_backend/engine_backend.h"
 #include "ddp/comm/shared_memory/registered_memory.h"
 #include "ddp/common/logging.h"
-#include "ddp/optim/peer_memory.h"
-#include "ddp/optim/sharded_parameters.h"
 #include "ddp/process_group.h"
 
 namespace ddp::internal {
@@ -62,18 +60,18 @@ int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 
 }  // namespace
 
-void ShardedParameters::Share(ProcessGroup& group) {
-  if (SharedBy(group) == nullptr) return;
+void PeerWriter::Share() {
+  if (SharedBy(group_) == nullptr) return;
   const at::NoGradGuard no_grad;
   if (!mark_.defined()) {
     mark_ = AllocateRegistered(1, at::kLong);
     mark_.zero_();
   }
-  for (const ShardPlan::Bucket& bucket : plan_.buckets()) {
+  for (const ShardPlan::Bucket& bucket : parameters_.plan().buckets()) {
     std::vector<const at::Tensor*> moved;
     int64_t bytes = 0;
     for (const int parameter : bucket.parameters) {
-      const at::Tensor& tensor = tensors_[parameter];
+      const at::Tensor& tensor = parameters_.tensors()[parameter];
       if (!tensor.requires_grad() || tensor.nbytes() == 0 || !FillsItsStorage(tensor) ||
           PlaceOf(tensor.const_data_ptr(), tensor.nbytes()) >= 0 ||
           !IsAllocatorsOwn(tensor.storage().data_ptr())) {
@@ -101,66 +99,60 @@ void ShardedParameters::Share(ProcessGroup& group) {
   }
 }
 
-bool ShardedParameters::MustPublish(ProcessGroup& group) const {
-  const std::shared_ptr<HostGroup> shared = SharedBy(group);
+bool PeerWriter::MustPublish() const {
+  const std::shared_ptr<HostGroup> shared = SharedBy(group_);
   if (shared == nullptr) return false;
-  if (peers_ == nullptr || peers_->group() != shared || places_.size() != tensors_.size()) {
-    return true;
-  }
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (PlaceOf(tensors_[i].const_data_ptr(), tensors_[i].nbytes()) != places_[i]) return true;
+  const std::vector<at::Tensor>& tensors = parameters_.tensors();
+  if (!published() || peers_->group() != shared || places_.size() != tensors.size()) return true;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (PlaceOf(tensors[i].const_data_ptr(), tensors[i].nbytes()) != places_[i]) return true;
   }
   return false;
 }
 
-void ShardedParameters::Publish(ProcessGroup& group) {
-  const std::shared_ptr<HostGroup> shared = SharedBy(group);
+void PeerWriter::Publish() {
+  const std::shared_ptr<HostGroup> shared = SharedBy(group_);
   if (shared == nullptr) return;
-  ForgetPeers();
-  Share(group);
-  const auto count = static_cast<int64_t>(tensors_.size());
+  Forget();
+  Share();
+  const auto count = static_cast<int64_t>(parameters_.tensors().size());
   at::Tensor mine = at::empty({count + 1}, at::kLong);
   auto* const words = mine.mutable_data_ptr<int64_t>();
   words[0] =
       mark_.defined() ? PlaceOf(mark_.const_data_ptr(), sizeof(int64_t)) : PeerMemory::kElsewhere;
   std::vector<int64_t> bytes;
-  for (const at::Tensor& tensor : tensors_) {
+  for (const at::Tensor& tensor : parameters_.tensors()) {
     bytes.push_back(static_cast<int64_t>(tensor.nbytes()));
     places_.push_back(PlaceOf(tensor.const_data_ptr(), tensor.nbytes()));
     words[places_.size()] = FillsItsStorage(tensor) ? places_.back() : PeerMemory::kElsewhere;
   }
   peers_ = std::make_unique<PeerMemory>(shared, words[0]);
-  at::Tensor all = at::empty({options_.ranks * (count + 1)}, at::kLong);
-  group.all_gather(all, mine);
+  at::Tensor all = at::empty({parameters_.ranks() * (count + 1)}, at::kLong);
+  group_.all_gather(all, mine);
   std::vector<PeerMemory::Places> places;
   const auto* word = all.const_data_ptr<int64_t>();
-  for (int rank = 0; rank < options_.ranks; ++rank, word += count + 1) {
+  for (int rank = 0; rank < parameters_.ranks(); ++rank, word += count + 1) {
     places.push_back({.mark = word[0], .parameters = {word + 1, word + 1 + count}});
   }
   peers_->Connect(places, bytes);
 }
 
-bool ShardedParameters::ReachesPeers(const ShardPlan::Bucket& bucket) const {
-  return peers_ != nullptr &&
-         std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
-                     [this](int parameter) { return peers_->Reaches(parameter); });
+void PeerWriter::Forget() {
+  peers_.reset();
+  places_.clear();
 }
 
-// Writes this rank's part of the buckets into the parameters of all ranks. A barrier tells that all
-// ranks have done so.
-void ShardedParameters::WriteToPeers(ProcessGroup& group, const std::vector<bool>& sent) {
-  const size_t first = transfers_.size();
-  for (size_t b = 0; b < plan_.buckets().size(); ++b) {
-    const ShardPlan::Bucket& bucket = plan_.buckets()[b];
-    if (!sent[b] || bucket.elements == 0 || !ReachesPeers(bucket)) continue;
-    transfers_.push_back(TransferOf(b));
-  }
-  if (transfers_.size() == first) return;
+bool PeerWriter::Reaches(const ShardPlan::Bucket& bucket) const {
+  return published() && std::all_of(bucket.parameters.begin(), bucket.parameters.end(),
+                                    [this](int parameter) { return peers_->Reaches(parameter); });
+}
+
+Work PeerWriter::Write(const std::vector<int>& buckets) {
   peers_->Begin();
   bool alive = true;
-  for (size_t t = first; alive && t < transfers_.size(); ++t) {
-    for (const ShardPlan::Piece& piece : plan_.Pieces(transfers_[t].bucket, rank_)) {
-      const at::Tensor& tensor = tensors_[piece.parameter];
+  for (const int bucket : buckets) {
+    for (const ShardPlan::Piece& piece : parameters_.plan().Pieces(bucket, parameters_.rank())) {
+      const at::Tensor& tensor = parameters_.tensors()[piece.parameter];
       const auto element = static_cast<int64_t>(tensor.element_size());
       const auto* const values = static_cast<const std::byte*>(tensor.const_data_ptr());
       alive = alive && peers_->Write(piece.parameter, piece.begin * element,
@@ -168,34 +160,30 @@ void ShardedParameters::WriteToPeers(ProcessGroup& group, const std::vector<bool
                                       static_cast<size_t>(piece.size() * element)});
     }
   }
-  if (alive) {
-    transfers_[first].works.push_back(group.barrier_async());
-    return;
-  }
+  if (alive) return group_.barrier_async();
   // The group has ended. An operation that never completes finds out why.
   Collective described{.output = at::empty({1})};
-  Communicator::Pending never = group.communicator().StartOwn(
+  Communicator::Pending never = group_.communicator().StartOwn(
       described, "the values of a ZeroRedundancyOptimizer", [](c10d::Backend& backend) {
         const auto never = [] { return false; };
         return StartOwn(backend, {.advance = never, .may_advance = never});
       });
-  group.communicator().Wait(never);
+  group_.communicator().Wait(never);
+  return {};
 }
 
-bool ShardedParameters::written_by_peers() const { return peers_ != nullptr && peers_->written(); }
-
-void ShardedParameters::AbandonPeers() {
-  if (peers_ == nullptr || peers_->Abandon(absl::Seconds(1))) return;
-  LeaveArena();
+void PeerWriter::Complete() {
+  if (published()) peers_->Complete();
 }
 
-void ShardedParameters::ForgetPeers() {
-  peers_.reset();
-  places_.clear();
+bool PeerWriter::written() const { return published() && peers_->written(); }
+
+void PeerWriter::Abandon(const std::vector<c10::Storage>& in_use) {
+  if (published() && !peers_->Abandon(absl::Seconds(1))) LeaveArena(in_use);
 }
 
 // A stopped peer may go on at any time, and write into the arena: nothing may use the memory again.
-void ShardedParameters::LeaveArena() {
+void PeerWriter::LeaveArena(const std::vector<c10::Storage>& in_use) {
   struct Kept {
     Mutex mutex;
     std::vector<at::Tensor> marks ABSL_GUARDED_BY(mutex);
@@ -205,7 +193,7 @@ void ShardedParameters::LeaveArena() {
   static auto* const kept = new Kept;
   const MutexLock lock(kept->mutex);
   kept->marks.push_back(std::move(mark_));
-  for (const at::Tensor& tensor : tensors_) {
+  for (const at::Tensor& tensor : parameters_.tensors()) {
     const c10::Storage& storage = tensor.storage();
     if (PlaceOf(storage.data(), storage.nbytes()) < 0) continue;
     at::DataPtr data = c10::GetDefaultCPUAllocator()->allocate(storage.nbytes());
@@ -213,11 +201,8 @@ void ShardedParameters::LeaveArena() {
     kept->memory.push_back(storage.set_data_ptr(std::move(data)));
   }
   // Parameters may have got other memory since the transfers began.
-  for (const Transfer& transfer : transfers_) {
-    for (const Memory& memory : transfer.memory) {
-      const c10::Storage& storage = memory.storage;
-      if (PlaceOf(storage.data(), storage.nbytes()) >= 0) kept->storages.push_back(storage);
-    }
+  for (const c10::Storage& storage : in_use) {
+    if (PlaceOf(storage.data(), storage.nbytes()) >= 0) kept->storages.push_back(storage);
   }
 }
 

@@ -94,7 +94,8 @@ std::vector<ShardPlan::Piece> ShardPlan::Pieces(int bucket_number, int rank) con
       pieces.push_back({.parameter = parameter,
                         .begin = from - start,
                         .end = to - start,
-                        .offset = from - first});
+                        .offset = from,
+                        .whole = bucket.owner >= 0});
     }
     start = end;
   }

@@ -35,7 +35,8 @@ class ShardPlan {
     int parameter = 0;
     int64_t begin = 0;
     int64_t end = 0;
-    int64_t offset = 0;  // of `begin` in its rank's part of the bucket
+    int64_t offset = 0;  // of `begin` in the bucket
+    bool whole = false;  // it is in a bucket with an owner, and so keeps its shape
 
     int64_t size() const { return end - begin; }
     friend bool operator==(const Piece&, const Piece&) = default;

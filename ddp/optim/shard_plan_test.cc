@@ -56,13 +56,13 @@ TEST(ShardPlanTest, EvenCutsBucketsAcrossParametersFromTheLastToTheFirst) {
   EXPECT_THAT(plan.buckets()[0].parameters, ElementsAre(1, 0));
   EXPECT_EQ(plan.buckets()[0].part, 5);
   EXPECT_THAT(plan.Pieces(0, 0), ElementsAre(Piece{1, 0, 4, 0}, Piece{0, 0, 1, 4}));
-  EXPECT_THAT(plan.Pieces(0, 1), ElementsAre(Piece{0, 1, 6, 0}));
+  EXPECT_THAT(plan.Pieces(0, 1), ElementsAre(Piece{0, 1, 6, 5}));
 }
 
 TEST(ShardPlanTest, ARankMayOwnNothing) {
   ShardPlan plan({.mode = Mode::kEven, .ranks = 4});
   plan.Add({Sizes({0, 2})});
-  EXPECT_THAT(plan.Pieces(0, 1), ElementsAre(Piece{1, 1, 2, 0}));
+  EXPECT_THAT(plan.Pieces(0, 1), ElementsAre(Piece{1, 1, 2, 1}));
   EXPECT_THAT(plan.Pieces(0, 2), IsEmpty());
   EXPECT_THAT(plan.Pieces(0, 3), IsEmpty());
 }
@@ -82,7 +82,7 @@ TEST(ShardPlanTest, ATensorWithGapsIsNotCut) {
   ShardPlan plan({.mode = Mode::kEven, .ranks = 2});
   plan.Add({{{.elements = 8, .flat = false}, {.elements = 4}}});
   EXPECT_THAT(Owners(plan), ElementsAre(0, -1));
-  EXPECT_THAT(plan.Pieces(0, 0), ElementsAre(Piece{0, 0, 8, 0}));
+  EXPECT_THAT(plan.Pieces(0, 0), ElementsAre(Piece{0, 0, 8, 0, true}));
   EXPECT_THAT(plan.Pieces(0, 1), IsEmpty());
 }
 
@@ -111,14 +111,17 @@ TEST(ShardPlanTest, EveryElementHasOneOwner) {
     for (int rank = 0; rank < ranks; ++rank) {
       int64_t owned = 0;
       for (size_t b = 0; b < plan.buckets().size(); ++b) {
-        int64_t offset = 0;
+        const ShardPlan::Bucket& bucket = plan.buckets()[b];
+        const int64_t begin = bucket.owner < 0 ? rank * bucket.part : 0;
+        int64_t offset = begin;
         for (const Piece& piece : plan.Pieces(static_cast<int>(b), rank)) {
           EXPECT_EQ(piece.offset, offset);
+          EXPECT_EQ(piece.whole, bucket.owner >= 0);
           offset += piece.size();
           for (int64_t i = piece.begin; i < piece.end; ++i) ++owners[piece.parameter][i];
         }
-        EXPECT_LE(offset, plan.buckets()[b].part);
-        owned += offset;
+        EXPECT_LE(offset - begin, bucket.part);
+        owned += offset - begin;
       }
       EXPECT_EQ(owned, plan.ElementsOf(rank));
     }

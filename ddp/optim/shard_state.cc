@@ -129,10 +129,31 @@ at::Tensor FormOf(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::zeros({}, options).expand(sizes);
 }
 
-enum class Content { kValues, kForms };
+// Writes a state without the values of its tensors.
+void WriteForm(const OptimizerParamState& state, OutputArchive& archive) {
+  for (const auto& [name, value] : FieldsOf(state)) {
+    const bool shrinks = value.isTensor() && value.toTensor().numel() > 1;
+    if (shrinks) {
+      const at::Tensor& tensor = value.toTensor();
+      archive.write(name, c10::IValue(FormOf(tensor.sizes(), tensor.options())));
+    } else {
+      archive.write(name, value);
+    }
+  }
+}
+
+// Calls visit(number, group, parameter) for the parameters of an optimizer, in order.
+template <typename Visit>
+void ForEachParameter(const Optimizer& optimizer, const Visit& visit) {
+  int64_t number = 0;
+  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) visit(number++, group, parameter);
+  }
+}
 
 // Puts the parts of one parameter together.
-Fields JoinParts(const std::vector<Part>& parts, const at::Tensor& parameter, Content content) {
+Fields JoinParts(const std::vector<Part>& parts, const at::Tensor& parameter,
+                 StateContent content) {
   const Part& first = parts.front();
   Fields joined = first.fields;
   for (auto& [name, value] : joined) {
@@ -140,7 +161,7 @@ Fields JoinParts(const std::vector<Part>& parts, const at::Tensor& parameter, Co
         parts.size() == 1 && value.isTensor() && value.toTensor().sizes() == parameter.sizes();
     if (whole || !IsPartTensor(value, first)) continue;
     const at::TensorOptions options = value.toTensor().options();
-    const bool form = content == Content::kForms;
+    const bool form = content == StateContent::kForms;
     const at::Tensor tensor =
         form ? FormOf(parameter.sizes(), options)
              : at::empty_strided(parameter.sizes(), parameter.strides(), options);
@@ -148,9 +169,8 @@ Fields JoinParts(const std::vector<Part>& parts, const at::Tensor& parameter, Co
     for (const Part& part : parts) {
       const auto field = part.fields.find(name);
       if (field == part.fields.end() || !IsPartTensor(field->second, part)) continue;
-      const int64_t size = part.end - part.begin;
-      if (!form) FlatView(tensor).narrow(0, part.begin, size).copy_(field->second.toTensor());
-      found += size;
+      if (!form) FlatView(tensor, part.begin, part.end).copy_(field->second.toTensor());
+      found += part.end - part.begin;
     }
     if (found != parameter.numel()) {
       throw ConfigurationError(absl::StrCat(
@@ -164,22 +184,7 @@ Fields JoinParts(const std::vector<Part>& parts, const at::Tensor& parameter, Co
 
 }  // namespace
 
-std::string StateBytes(const std::vector<StatePart>& parts) {
-  OutputArchive archive;
-  std::vector<int64_t> places;
-  int64_t row = 0;
-  for (const StatePart& part : parts) {
-    if (part.state == nullptr) continue;
-    OutputArchive state(archive.compilation_unit());
-    part.state->serialize(state);
-    archive.write(absl::StrCat("part", row++), state);
-    places.insert(places.end(), {part.parameter, part.begin, part.end});
-  }
-  archive.write("places", c10::IValue(at::tensor(places, at::kLong).view({row, 3})));
-  return BytesOf(archive);
-}
-
-std::string FormBytes(const std::vector<StatePart>& parts) {
+std::string StateBytes(const std::vector<StatePart>& parts, StateContent content) {
   const at::NoGradGuard no_grad;
   OutputArchive archive;
   std::vector<int64_t> places;
@@ -187,13 +192,10 @@ std::string FormBytes(const std::vector<StatePart>& parts) {
   for (const StatePart& part : parts) {
     if (part.state == nullptr) continue;
     OutputArchive state(archive.compilation_unit());
-    for (const auto& [name, value] : FieldsOf(*part.state)) {
-      if (value.isTensor() && value.toTensor().numel() > 1) {
-        const at::Tensor& tensor = value.toTensor();
-        state.write(name, c10::IValue(FormOf(tensor.sizes(), tensor.options())));
-      } else {
-        state.write(name, value);
-      }
+    if (content == StateContent::kValues) {
+      part.state->serialize(state);
+    } else {
+      WriteForm(*part.state, state);
     }
     archive.write(absl::StrCat("part", row++), state);
     places.insert(places.end(), {part.parameter, part.begin, part.end});
@@ -202,28 +204,29 @@ std::string FormBytes(const std::vector<StatePart>& parts) {
   return BytesOf(archive);
 }
 
-namespace {
-
-void Assemble(std::vector<std::string> bytes, const OptimizerFactory& make,
-              const OptimizerParamState* example, Optimizer& whole, Content content) {
+void AssembleState(std::vector<std::string> bytes, const OptimizerFactory& make,
+                   const OptimizerParamState* example, Optimizer& whole, StateContent content) {
   const at::NoGradGuard no_grad;
   Parts parts;
   for (std::string& text : bytes) ReadParts(std::move(text), parts);
   whole.state().clear();
-  int64_t number = -1;
-  for (const OptimizerParamGroup& group : whole.param_groups()) {
-    std::map<at::ScalarType, std::unique_ptr<OptimizerParamState>> prototypes;
-    for (const at::Tensor& parameter : group.params()) {
-      const auto found = parts.extract(++number);  // ends with this turn
-      if (found.empty()) continue;
-      const at::ScalarType type = parameter.scalar_type();
-      if (!prototypes.contains(type)) prototypes[type] = Prototype(make, group, example, type);
-      std::unique_ptr<OptimizerParamState> state = prototypes[type]->clone();
-      SetFields(JoinParts(found.mapped(), parameter, content), at::kCPU, *state);
-      whole.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
-    }
-  }
+  std::map<std::pair<const OptimizerParamGroup*, at::ScalarType>,
+           std::unique_ptr<OptimizerParamState>>
+      prototypes;
+  ForEachParameter(
+      whole, [&](int64_t number, const OptimizerParamGroup& group, const at::Tensor& parameter) {
+        const auto found = parts.extract(number);  // ends with this call
+        if (found.empty()) return;
+        const at::ScalarType type = parameter.scalar_type();
+        std::unique_ptr<OptimizerParamState>& prototype = prototypes[{&group, type}];
+        if (!prototype) prototype = Prototype(make, group, example, type);
+        std::unique_ptr<OptimizerParamState> state = prototype->clone();
+        SetFields(JoinParts(found.mapped(), parameter, content), at::kCPU, *state);
+        whole.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+      });
 }
+
+namespace {
 
 // Returns the bytes that the tensors of a state have, or would have with values.
 int64_t TensorBytesOf(const OptimizerParamState& state) {
@@ -261,41 +264,28 @@ int64_t FillBatch(ProcessGroup& group, std::pair<int64_t, int64_t> range,
     ReadParts(std::move(text), parts);
     std::erase_if(parts, [&](const auto& entry) { return !needed[entry.first]; });
   }
-  int64_t number = -1;
-  for (const OptimizerParamGroup& params : whole.param_groups()) {
-    for (const at::Tensor& parameter : params.params()) {
-      const auto found = parts.extract(++number);  // ends with this turn
-      if (found.empty()) continue;
-      SetFields(JoinParts(found.mapped(), parameter, Content::kValues), at::kCPU,
-                *whole.state().at(parameter.unsafeGetTensorImpl()));
-    }
-  }
+  ForEachParameter(whole,
+                   [&](int64_t number, const OptimizerParamGroup&, const at::Tensor& parameter) {
+                     const auto found = parts.extract(number);  // ends with this call
+                     if (found.empty()) return;
+                     SetFields(JoinParts(found.mapped(), parameter, StateContent::kValues),
+                               at::kCPU, *whole.state().at(parameter.unsafeGetTensorImpl()));
+                   });
   return most;
 }
 
 }  // namespace
-
-void AssembleState(std::vector<std::string> bytes, const OptimizerFactory& make,
-                   const OptimizerParamState* example, Optimizer& whole) {
-  Assemble(std::move(bytes), make, example, whole, Content::kValues);
-}
-
-void AssembleForms(std::vector<std::string> bytes, const OptimizerFactory& make,
-                   const OptimizerParamState* example, Optimizer& whole) {
-  Assemble(std::move(bytes), make, example, whole, Content::kForms);
-}
 
 int64_t FillStates(ProcessGroup& group, const std::vector<StatePart>& mine,
                    const std::vector<bool>& needed, Optimizer& whole, const FillLimits& limits) {
   const at::NoGradGuard no_grad;
   // Equal on all ranks, because the form of the state is.
   std::vector<int64_t> bytes;
-  for (const OptimizerParamGroup& params : whole.param_groups()) {
-    for (const at::Tensor& parameter : params.params()) {
-      const auto found = whole.state().find(parameter.unsafeGetTensorImpl());
-      bytes.push_back(found == whole.state().end() ? 0 : TensorBytesOf(*found->second));
-    }
-  }
+  ForEachParameter(
+      whole, [&](int64_t /*number*/, const OptimizerParamGroup&, const at::Tensor& parameter) {
+        const auto found = whole.state().find(parameter.unsafeGetTensorImpl());
+        bytes.push_back(found == whole.state().end() ? 0 : TensorBytesOf(*found->second));
+      });
   const auto count = static_cast<int64_t>(bytes.size());
   int64_t most = 0;
   for (int64_t begin = 0, end = 0; begin < count; begin = end) {
@@ -309,17 +299,17 @@ int64_t FillStates(ProcessGroup& group, const std::vector<StatePart>& mine,
 
 std::unique_ptr<OptimizerParamState> CutState(const OptimizerParamState& whole,
                                               const at::Tensor& parameter,
-                                              std::pair<int64_t, int64_t> range, bool flat) {
+                                              const ShardPlan::Piece& piece) {
   const at::NoGradGuard no_grad;
   Fields fields = FieldsOf(whole);
   std::unique_ptr<OptimizerParamState> state = whole.clone();
   for (auto& [name, value] : fields) {
     if (!value.isTensor() || value.toTensor().sizes() != parameter.sizes()) continue;
     at::Tensor tensor = value.toTensor();
-    if (flat) {
+    if (!piece.whole) {
       tensor =
           at::empty_strided(parameter.sizes(), parameter.strides(), tensor.options()).copy_(tensor);
-      tensor = FlatView(tensor).narrow(0, range.first, range.second - range.first).clone();
+      tensor = PieceOf(tensor, piece).clone();
     }
     value = tensor;
   }

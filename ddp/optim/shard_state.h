@@ -7,12 +7,13 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <torch/optim/optimizer.h>
+
+#include "ddp/optim/shard_plan.h"
 
 namespace ddp {
 class ProcessGroup;
@@ -32,13 +33,19 @@ struct StatePart {
   const torch::optim::OptimizerParamState* state = nullptr;
 };
 
-// Returns the parts as bytes. Parts without a state are left out.
-std::string StateBytes(const std::vector<StatePart>& parts);
+// What the bytes of a state have of a tensor with more than one element: its values, or its type
+// and size only, with the memory of one element.
+enum class StateContent { kValues, kForms };
 
-// Puts together the states of whole parameters from the bytes of all ranks, and gives them to
-// `whole`, an optimizer over all parameters. Frees the bytes on the way: no more than about twice
-// their size is in use at a time. A value with the shape of its part belongs to a tensor like the
-// parameter; any other value (a step count) is taken as it is. The tensors are on the CPU.
+// Returns the parts as bytes. Parts without a state are left out.
+std::string StateBytes(const std::vector<StatePart>& parts,
+                       StateContent content = StateContent::kValues);
+
+// Puts together the states of whole parameters from the bytes of all ranks, which have `content`,
+// and gives them to `whole`, an optimizer over all parameters. Frees the bytes on the way: no more
+// than about twice their size is in use at a time. A value with the shape of its part belongs to a
+// tensor like the parameter; any other value (a step count) is taken as it is. The tensors are on
+// the CPU, with values or without, as the bytes.
 //
 // A trial step tells the type of the states. `example`: a state of that type, for an optimizer
 // whose current options make no state in the trial step; may be null.
@@ -46,37 +53,27 @@ std::string StateBytes(const std::vector<StatePart>& parts);
 // Throws ConfigurationError when a part of a tensor is missing, and when the type of the states
 // cannot be found out.
 void AssembleState(std::vector<std::string> bytes, const OptimizerFactory& make,
-                   const torch::optim::OptimizerParamState* example,
-                   torch::optim::Optimizer& whole);
-
-// Returns the parts as bytes without values: each tensor of more than one element has its type and
-// size, and the memory of one element.
-std::string FormBytes(const std::vector<StatePart>& parts);
-
-// Does the same as AssembleState() with the bytes of FormBytes(). The result has no values either.
-void AssembleForms(std::vector<std::string> bytes, const OptimizerFactory& make,
-                   const torch::optim::OptimizerParamState* example,
-                   torch::optim::Optimizer& whole);
+                   const torch::optim::OptimizerParamState* example, torch::optim::Optimizer& whole,
+                   StateContent content = StateContent::kValues);
 
 // The limits of FillStates().
 struct FillLimits {
   int64_t batch_bytes = int64_t{64} << 20;  // of states that travel together, unless one is larger
 };
 
-// Gives `whole`, a result of AssembleForms(), the values of those states that are `needed` on this
-// rank. `needed`: by parameter. Sends the states in batches. Beside the states that it needs, a
-// rank holds about four times one batch. Collective. Returns the most bytes of texts, which the
-// states travel as, that this rank held at a time.
+// Gives `whole`, a result of AssembleState() without values, the values of those states that are
+// `needed` on this rank. `needed`: by parameter. Sends the states in batches. Beside the states
+// that it needs, a rank holds about four times one batch. Collective. Returns the most bytes of
+// texts, which the states travel as, that this rank held at a time.
 int64_t FillStates(ProcessGroup& group, const std::vector<StatePart>& mine,
                    const std::vector<bool>& needed, torch::optim::Optimizer& whole,
                    const FillLimits& limits = {});
 
-// Returns the state of elements [begin, end) of `parameter`, whose state is `whole`, on the
-// device of the parameter. `flat`: the part is one row in memory order; else it is the whole
-// parameter in its shape.
+// Returns the state of a piece of `parameter`, whose state is `whole`, on the device of the
+// parameter. Its tensors of the parameter's shape are as PieceOf().
 std::unique_ptr<torch::optim::OptimizerParamState> CutState(
     const torch::optim::OptimizerParamState& whole, const at::Tensor& parameter,
-    std::pair<int64_t, int64_t> range, bool flat);
+    const ShardPlan::Piece& piece);
 
 // The options of all parameter groups as bytes, and back.
 std::string OptionBytes(const std::vector<torch::optim::OptimizerParamGroup>& groups);

@@ -2,47 +2,26 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <exception>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/optim/optimizer.h>
 
 #include "absl/strings/str_cat.h"
-#include "ddp/common/error.h"
-#include "ddp/common/logging.h"
-#include "ddp/optim/peer_memory.h"
-#include "ddp/process_group.h"
 
 namespace ddp::internal {
-namespace {
 
-// Returns elements of a tensor without gaps as one row, in the order of its memory. As
-// FlatView().narrow(), with one call of LibTorch less: models have thousands of parameters.
-at::Tensor FlatPart(const at::Tensor& dense, const ShardPlan::Piece& piece) {
-  return dense.detach().as_strided({piece.size()}, {1}, dense.storage_offset() + piece.begin);
+at::Tensor FlatView(const at::Tensor& dense, int64_t begin, int64_t end) {
+  return dense.detach().as_strided({end - begin}, {1}, dense.storage_offset() + begin);
 }
 
-}  // namespace
-
-at::Tensor FlatView(const at::Tensor& dense) {
-  return dense.detach().as_strided({dense.numel()}, {1});
+at::Tensor PieceOf(const at::Tensor& tensor, const ShardPlan::Piece& piece) {
+  return piece.whole ? tensor.detach() : FlatView(tensor, piece.begin, piece.end);
 }
 
-ShardedParameters::ShardedParameters(ShardPlan::Options options, int rank)
-    : options_(options), rank_(rank), plan_(options) {}
-
-ShardedParameters::~ShardedParameters() {
-  if (peers_ == nullptr || transfers_.empty()) return;
-  try {
-    FinishTransfer();
-  } catch (const std::exception& error) {  // the group has ended, and peers have stopped
-    LOG(WARNING) << "parameters of a ZeroRedundancyOptimizer have old and new values: "
-                 << MessageOf(error);
-  }
-}
+ShardedParameters::ShardedParameters(const ShardPlan::Options& options, int rank)
+    : ranks_(options.ranks), rank_(rank), plan_(options) {}
 
 ShardedParameters::Form ShardedParameters::FormOf(const at::Tensor& tensor) {
   return {.type = tensor.scalar_type(),
@@ -78,7 +57,7 @@ std::vector<size_t> ShardedParameters::Add(const std::vector<std::vector<at::Ten
   for (size_t b = old_buckets; b < plan_.buckets().size(); ++b) {
     for (const ShardPlan::Piece& piece : plan_.Pieces(static_cast<int>(b), rank_)) {
       Mine mine{.bucket = static_cast<int>(b), .piece = piece, .group = groups_[piece.parameter]};
-      mine.view = ViewOf(mine);
+      mine.view = PieceOf(tensors_[piece.parameter], piece);
       added.push_back(std::move(mine));
     }
   }
@@ -92,12 +71,6 @@ std::vector<size_t> ShardedParameters::Add(const std::vector<std::vector<at::Ten
     mine_.push_back(std::move(mine));
   }
   return numbers;
-}
-
-at::Tensor ShardedParameters::ViewOf(const Mine& mine) const {
-  const at::Tensor& tensor = tensors_[mine.piece.parameter];
-  if (plan_.buckets()[mine.bucket].owner >= 0) return tensor.detach();
-  return FlatPart(tensor, mine.piece);
 }
 
 bool ShardedParameters::HasGroups(
@@ -146,31 +119,22 @@ void ShardedParameters::FollowMemory() {
     const at::Tensor& tensor = tensors_[mine.piece.parameter];
     const auto* const memory = static_cast<const std::byte*>(tensor.const_data_ptr());
     const auto begin = mine.piece.begin * static_cast<int64_t>(tensor.element_size());
-    if (memory + begin != mine.view.const_data_ptr()) mine.view.set_data(ViewOf(mine));
+    if (memory + begin != mine.view.const_data_ptr())
+      mine.view.set_data(PieceOf(tensor, mine.piece));
   }
 }
 
-at::Tensor ShardedParameters::GradientOf(int bucket, const ShardPlan::Piece& piece) const {
+at::Tensor ShardedParameters::GradientOf(const ShardPlan::Piece& piece) const {
+  const at::NoGradGuard no_grad;
   const at::Tensor& tensor = tensors_[piece.parameter];
   const at::Tensor& gradient = tensor.grad();
   if (!gradient.defined()) return {};
-  if (plan_.buckets()[bucket].owner >= 0) return gradient.detach();
-  if (gradient.strides() == tensor.strides()) return FlatPart(gradient, piece);
-  return FlatPart(at::empty_like(tensor).copy_(gradient), piece);  // in another memory order
-}
-
-std::vector<at::Tensor> ShardedParameters::GradientsOf(int bucket, int rank) const {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients;
-  for (const ShardPlan::Piece& piece : plan_.Pieces(bucket, rank)) {
-    gradients.push_back(GradientOf(bucket, piece));
-  }
-  return gradients;
+  if (piece.whole || gradient.strides() == tensor.strides()) return PieceOf(gradient, piece);
+  return PieceOf(at::empty_like(tensor).copy_(gradient), piece);  // in another memory order
 }
 
 void ShardedParameters::TakeGradients() {
-  const at::NoGradGuard no_grad;
-  for (Mine& mine : mine_) mine.view.mutable_grad() = GradientOf(mine.bucket, mine.piece);
+  for (Mine& mine : mine_) mine.view.mutable_grad() = GradientOf(mine.piece);
 }
 
 void ShardedParameters::TakeGradients(const std::vector<at::Tensor>& instead) {
@@ -189,113 +153,6 @@ std::vector<bool> ShardedParameters::BucketsWithGradients() const {
                     [this](int parameter) { return tensors_[parameter].grad().defined(); }));
   }
   return with;
-}
-
-void ShardedParameters::StartTransfer(ProcessGroup& group, const std::vector<bool>& sent) {
-  if (options_.ranks == 1) return;
-  const at::NoGradGuard no_grad;
-  try {
-    StartCollectives(group, sent);
-    if (peers_ != nullptr) WriteToPeers(group, sent);
-  } catch (...) {
-    AbandonPeers();
-    DropTransfers();  // those that have been started may complete: this is no complete step
-    throw;
-  }
-}
-
-void ShardedParameters::StartCollectives(ProcessGroup& group, const std::vector<bool>& sent) {
-  for (size_t b = 0; b < plan_.buckets().size(); ++b) {
-    const ShardPlan::Bucket& bucket = plan_.buckets()[b];
-    if (!sent[b] || bucket.elements == 0 || ReachesPeers(bucket)) continue;
-    const at::TensorOptions options = tensors_[bucket.parameters.front()].options();
-    const bool even = bucket.owner < 0;
-    Transfer transfer = TransferOf(b);
-    transfer.values = at::empty({even ? options_.ranks * bucket.part : bucket.part},
-                                options.requires_grad(false));
-    const int64_t begin = even ? rank_ * bucket.part : 0;  // of this rank's part
-    for (const Mine& mine : mine_) {
-      if (mine.bucket != transfer.bucket) continue;
-      at::Tensor to = transfer.values.narrow(0, begin + mine.piece.offset, mine.piece.size());
-      to.view(mine.view.sizes()).copy_(mine.view);
-    }
-    transfer.works = Send(group, bucket, transfer.values);
-    transfers_.push_back(std::move(transfer));
-  }
-}
-
-ShardedParameters::Transfer ShardedParameters::TransferOf(size_t bucket) const {
-  Transfer transfer{.bucket = static_cast<int>(bucket)};
-  for (const int parameter : plan_.buckets()[bucket].parameters) {
-    const at::Tensor& tensor = tensors_[parameter];
-    transfer.memory.push_back({.storage = tensor.storage(), .data = tensor.const_data_ptr()});
-  }
-  return transfer;
-}
-
-std::vector<Work> ShardedParameters::Send(ProcessGroup& group, const ShardPlan::Bucket& bucket,
-                                          const at::Tensor& values) const {
-  if (bucket.owner >= 0) return {group.broadcast_async(values, bucket.owner)};
-  std::vector<Work> works;
-  if (group.backend() == "gloo" && options_.ranks == 2) {
-    // LibTorch's Gloo copies all values once more in an all-gather, and none in a broadcast.
-    for (int rank = 0; rank < options_.ranks; ++rank) {
-      const at::Tensor part = values.narrow(0, rank * bucket.part, bucket.part);
-      works.push_back(group.broadcast_async(part, rank));
-    }
-    return works;
-  }
-  const at::Tensor mine = values.narrow(0, rank_ * bucket.part, bucket.part);
-  works.push_back(group.all_gather_async(values, mine));
-  return works;
-}
-
-int ShardedParameters::FinishTransfer() {
-  const at::NoGradGuard no_grad;
-  std::vector<Transfer> transfers = std::move(transfers_);
-  transfers_.clear();
-  int changed = -1;
-  for (Transfer& transfer : transfers) {
-    try {
-      for (Work& work : transfer.works) work.wait();
-    } catch (...) {
-      transfers_ = std::move(transfers);
-      AbandonPeers();
-      DropTransfers();
-      throw;
-    }
-    const int parameter = Write(transfer);
-    if (changed < 0) changed = parameter;
-  }
-  if (peers_ != nullptr) peers_->Complete();
-  return changed;
-}
-
-int ShardedParameters::Write(const Transfer& transfer) {
-  const ShardPlan::Bucket& bucket = plan_.buckets()[transfer.bucket];
-  for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-    const int parameter = bucket.parameters[i];
-    if (tensors_[parameter].const_data_ptr() != transfer.memory[i].data) return parameter;
-    // As a write by LibTorch: autograd refuses to use older values that it has saved.
-    if (!transfer.values.defined()) tensors_[parameter].unsafeGetTensorImpl()->bump_version();
-  }
-  if (!transfer.values.defined()) return -1;
-  for (int rank = 0; rank < options_.ranks; ++rank) {
-    if (rank == rank_) continue;
-    for (const ShardPlan::Piece& piece : plan_.Pieces(transfer.bucket, rank)) {
-      const at::Tensor& tensor = tensors_[piece.parameter];
-      if (bucket.owner >= 0) {
-        const at::Tensor from = transfer.values.narrow(0, piece.offset, piece.size());
-        tensor.detach().copy_(from.view(tensor.sizes()));
-      } else {
-        const int64_t start = rank * bucket.part + piece.offset;
-        FlatView(tensor)
-            .narrow(0, piece.begin, piece.size())
-            .copy_(transfer.values.narrow(0, start, piece.size()));
-      }
-    }
-  }
-  return -1;
 }
 
 }  // namespace ddp::internal

@@ -15,6 +15,7 @@
 #include "ddp/common/error.h"
 #include "ddp/common/host_tensor.h"
 #include "ddp/model/model_metadata.h"
+#include "ddp/optim/joined_ranks.h"
 #include "ddp/optim/shard_plan.h"
 #include "ddp/process_group.h"
 #include "ddp/reducer/buckets/gradient_context.h"
@@ -62,6 +63,7 @@ ZeroCore::ZeroCore(OptimizerFactory make, std::shared_ptr<ProcessGroup> group,
       group_(std::move(group)),
       options_(options),
       parameters_(PlanOptions(options, group_->size()), group_->rank()),
+      transfer_(parameters_, *group_),
       incarnation_(group_->incarnation()),
       in_context_(std::make_shared<std::atomic<bool>>(false)) {}
 
@@ -129,7 +131,7 @@ void ZeroCore::Add(const Groups& groups, size_t first) {
   } else {
     for (const auto& part : parts) inner_->add_param_group(part);
   }
-  parameters_.Share(*group_);
+  transfer_.peers().Share();
   if (scatter_) scatter_->SetPlan(parameters_);
   WatchContexts(groups, first);
 }
@@ -172,7 +174,7 @@ void ZeroCore::InstallScatter(DataParallelHandle model) {
 // ---- A step ----
 
 int64_t ZeroCore::Problem(const Groups& groups, bool stepping) const {
-  if (torn_) return Word(kTorn);
+  if (values_ == Values::kTorn) return Word(kTorn);
   if (!parameters_.HasGroups(groups)) return Word(kGroups);
   if (const int changed = parameters_.FindChanged(); changed >= 0) return Word(kChanged, changed);
   if (const int gradient = parameters_.FindUnusableGradient(); gradient >= 0) {
@@ -185,35 +187,36 @@ int64_t ZeroCore::Problem(const Groups& groups, bool stepping) const {
 }
 
 std::string ZeroCore::Explain(int64_t problem, int rank) const {
-  const int64_t parameter = problem / kReasons;
-  switch (problem % kReasons) {
-    case kTorn:
-      return absl::StrCat("rank ", rank, ": ", kTornText);
-    case kGroups:
-      return absl::StrCat("rank ", rank,
-                          ": the parameter groups of a ZeroRedundancyOptimizer have changed: call "
-                          "its own add_param_group() on every rank, outside of a Join, and not "
-                          "that of torch::optim::Optimizer");
-    case kChanged:
-      return absl::StrCat("rank ", rank, ": parameter ", parameter,
-                          " of a ZeroRedundancyOptimizer has another type, device, shape or "
-                          "strides than at its construction: make a new optimizer");
-    case kContext:
-      return absl::StrCat("rank ", rank,
-                          ": the gradients of the last backward lie in a distributed autograd "
-                          "context, and no parameter of a ZeroRedundancyOptimizer has a .grad: "
-                          "copy context.grad(parameter) into .grad before step(), or update the "
-                          "parameters with an rpc::DistributedOptimizer instead");
-    case kRates:
-      return absl::StrCat("rank ", rank,
-                          ": a ZeroRedundancyOptimizer has other learning rates than on the ranks "
-                          "before: change options alike on all ranks, and give a scheduler that "
-                          "follows a loss the same loss on all of them");
-    default:
-      return absl::StrCat("rank ", rank, ": the gradient of parameter ", parameter,
-                          " of a ZeroRedundancyOptimizer is sparse, or has another shape, type or "
-                          "device than the parameter");
-  }
+  const std::string parameter =
+      absl::StrCat("parameter ", problem / kReasons, " of a ZeroRedundancyOptimizer ");
+  const auto text = [&]() -> std::string {
+    switch (problem % kReasons) {
+      case kTorn:
+        return kTornText;
+      case kGroups:
+        return "the parameter groups of a ZeroRedundancyOptimizer have changed: call its own "
+               "add_param_group() on every rank, outside of a Join, and not that of "
+               "torch::optim::Optimizer";
+      case kChanged:
+        return parameter +
+               "has another type, device, shape or strides than at its construction: "
+               "make a new optimizer";
+      case kContext:
+        return "the gradients of the last backward lie in a distributed autograd context, and no "
+               "parameter of a ZeroRedundancyOptimizer has a .grad: copy "
+               "context.grad(parameter) into .grad before step(), or update the parameters with "
+               "an rpc::DistributedOptimizer instead";
+      case kRates:
+        return "a ZeroRedundancyOptimizer has other learning rates than on the ranks before: "
+               "change options alike on all ranks, and give a scheduler that follows a loss the "
+               "same loss on all of them";
+      default:
+        return "the gradient of " + parameter +
+               "is sparse, or has another shape, type or device "
+               "than the parameter";
+    }
+  };
+  return absl::StrCat("rank ", rank, ": ", text());
 }
 
 // One all-reduce: two words of each rank, and the number of ranks with gradients for each bucket.
@@ -227,12 +230,12 @@ ZeroCore::Start ZeroCore::Exchange(const Groups& groups, bool stepping, bool tak
   mutable_words[group_->rank()] = Problem(groups, stepping);
   if (stepping && !takes_options) mutable_words[ranks + group_->rank()] = RatesOf(groups);
   std::copy(mine.begin(), mine.end(), mutable_words + 2 * ranks);
-  mutable_words[2 * ranks + count] = parameters_.MustPublish(*group_) ? 1 : 0;
+  mutable_words[2 * ranks + count] = transfer_.peers().MustPublish() ? 1 : 0;
   words = words.to(group_->device());
   group_->all_reduce(words);
   // Waits for a stream, and so for the values of the step before.
   words = group_->to_host(words);
-  unproven_ = false;
+  if (values_ == Values::kUnproven) values_ = Values::kWhole;
   const auto* const all = words.const_data_ptr<int64_t>();
   Start start;
   int64_t rates = 0;
@@ -292,16 +295,7 @@ void ZeroCore::CompareRates(const Groups& groups) {
   }
 }
 
-void ZeroCore::Step(Groups& groups, Join* join, const Joinable& joinable) {
-  if (join == nullptr) {
-    group_->ensure_usable();
-    return RunStep(groups, nullptr);
-  }
-  const JoinRound round = join->notify(joinable, 0);
-  RunStep(groups, &round);
-}
-
-void ZeroCore::Settle(const char* what) {
+void ZeroCore::FinishEarlier(const char* what) {
   group_->ensure_usable();
   Guard(what, [&] {
     FollowIncarnation();
@@ -311,12 +305,17 @@ void ZeroCore::Settle(const char* what) {
 
 void ZeroCore::BeginJoin() {
   Guard("the beginning of a Join", [&] { FollowIncarnation(); });
-  if (torn_) throw ReductionError(absl::StrCat("rank ", group_->rank(), ": ", kTornText));
+  if (values_ != Values::kTorn) return;
+  throw ReductionError(absl::StrCat("rank ", group_->rank(), ": ", kTornText));
 }
 
-void ZeroCore::ShadowStep(Groups& groups, const JoinRound& round) { RunStep(groups, &round); }
+void ZeroCore::Start::ThrowError() const {
+  if (torn) throw ReductionError(error);
+  if (!error.empty()) throw ConfigurationError(error);
+}
 
-void ZeroCore::RunStep(Groups& groups, const JoinRound* round) {
+void ZeroCore::Step(Groups& groups, const JoinRound* round) {
+  if (round == nullptr) group_->ensure_usable();
   const bool joined = round != nullptr && HasJoined(*round, group_->rank());
   Start start;
   GuardStep([&] {
@@ -326,10 +325,9 @@ void ZeroCore::RunStep(Groups& groups, const JoinRound* round) {
     start = ahead ? StartAhead(groups) : Exchange(groups, /*stepping=*/true, joined);
   });
   // The same on all ranks, or reported: no failure that Guard() must tell.
-  if (start.torn) throw ReductionError(start.error);
-  if (!start.error.empty()) throw ConfigurationError(start.error);
+  start.ThrowError();
   GuardStep([&] {
-    if (start.publish) parameters_.Publish(*group_);
+    if (start.publish) transfer_.peers().Publish();
     Update(groups, round, start.buckets);
   });
 }
@@ -339,7 +337,7 @@ void ZeroCore::GuardStep(const std::function<void()>& function) {
   try {
     Guard("the step of a ZeroRedundancyOptimizer", function);
   } catch (...) {
-    parameters_.AbandonPeers();
+    transfer_.AbandonPeers();
     throw;
   }
 }
@@ -350,17 +348,18 @@ void ZeroCore::Update(Groups& groups, const JoinRound* round, const std::vector<
   *in_context_ = false;
   parameters_.FollowMemory();
   parameters_.TakeGradients();
-  if (round != nullptr && round->num_active() < group_->size()) ServeJoinedRanks(groups, *round);
+  if (round != nullptr && round->num_active() < group_->size()) {
+    ServeJoinedRanks(*group_, *round, parameters_, groups);
+  }
   for (size_t g = 0; g < groups.size(); ++g) {
     inner_->param_groups()[g].set_options(groups[g].options().clone());
   }
-  updating_ = group_->size() > 1;
-  unproven_ = updating_ && RunsAhead();
+  if (group_->size() > 1) values_ = Values::kOnTheirWay;
   proof_ = nullptr;
   inner_->step();
   parameters_.DropGradients();
-  parameters_.StartTransfer(*group_, buckets);
-  if (!parameters_.pending()) updating_ = unproven_ = false;  // no gradients
+  transfer_.Start(buckets);
+  if (!transfer_.pending()) values_ = Values::kWhole;  // no gradients
   if (!options_.overlap_with_forward) Wait();
 }
 
@@ -375,23 +374,23 @@ void ZeroCore::AskAll() {
   try {
     Wait();  // the transfers may have been complete before the failure
   } catch (const CommunicationError&) {
-    parameters_.DropTransfers();
+    transfer_.Drop();
   }
   const bool proven = proof_ != nullptr && *proof_ == DeviceOutcome::kProven;
-  torn_ = torn_ || updating_ || (unproven_ && !proven) || parameters_.written_by_peers();
-  updating_ = false;
-  unproven_ = false;
+  const bool arrived = values_ == Values::kWhole || (values_ == Values::kUnproven && proven);
+  const bool torn = !arrived || transfer_.peers().written();
+  values_ = torn ? Values::kTorn : Values::kWhole;  // also where the question below fails
   rates_.clear();
-  parameters_.ForgetPeers();
+  transfer_.peers().Forget();
   at::Tensor words = at::zeros({1 + group_->size()}, at::kLong);
   const auto count = static_cast<int64_t>(parameters_.tensors().size());
-  words.mutable_data_ptr<int64_t>()[0] = torn_ ? 1 : 0;
+  words.mutable_data_ptr<int64_t>()[0] = torn ? 1 : 0;
   words.mutable_data_ptr<int64_t>()[1 + group_->rank()] = count;
   words = words.to(group_->device());
   group_->all_reduce(words);
   words = group_->to_host(words);
   const auto* const all = words.const_data_ptr<int64_t>();
-  torn_ = all[0] > 0;
+  values_ = all[0] > 0 ? Values::kTorn : Values::kWhole;
   for (int rank = 1; rank < group_->size(); ++rank) {
     if (all[1 + rank] == all[1]) continue;
     different_ = absl::StrCat(
@@ -403,23 +402,23 @@ void ZeroCore::AskAll() {
 
 void ZeroCore::OnForward(bool collective) {
   if (collective) FollowIncarnation();
-  if (!torn_) {
+  if (values_ != Values::kTorn) {
     try {
       Wait();
     } catch (const CommunicationError&) {
       if (group_->incarnation() == incarnation_) throw;
     }
-    if (!updating_ && !parameters_.written_by_peers()) return;
+    if (values_ != Values::kOnTheirWay && !transfer_.peers().written()) return;
   }
   const std::string message = absl::StrCat("rank ", group_->rank(), ": ", kTornText);
   // Only this rank may know of the loss, and the others may wait for it.
-  if (!torn_) group_->report_failure(message);
+  if (values_ != Values::kTorn) group_->report_failure(message);
   throw ReductionError(message);
 }
 
 void ZeroCore::Wait() {
-  if (!parameters_.pending()) return;
-  const int changed = parameters_.FinishTransfer();
+  if (!transfer_.pending()) return;
+  const int changed = transfer_.Finish();
   if (changed >= 0) {
     const std::string message = absl::StrCat(
         "rank ", group_->rank(), ": parameter ", changed,
@@ -428,8 +427,13 @@ void ZeroCore::Wait() {
     group_->report_failure(message);
     throw ReductionError(message);
   }
-  updating_ = false;
+  values_ = RunsAhead() ? Values::kUnproven : Values::kWhole;
   if (RunsAhead()) proof_ = group_->communicator().Prove(group_->device());
+}
+
+void ZeroCore::FinishJoin(Groups& groups, bool is_last_joiner, int last_joiner) {
+  Wait();
+  SendOptions(*group_, last_joiner, /*take=*/!is_last_joiner, groups);
 }
 
 // ---- Gradients ----

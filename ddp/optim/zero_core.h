@@ -17,6 +17,7 @@
 #include "ddp/optim/gradient_scatter.h"
 #include "ddp/optim/shard_state.h"
 #include "ddp/optim/sharded_parameters.h"
+#include "ddp/optim/value_transfer.h"
 #include "ddp/optim/zero_redundancy_optimizer.h"
 
 namespace ddp::internal {
@@ -57,15 +58,14 @@ class ZeroCore {
   // Makes the model scatter its gradients. Collective.
   void InstallScatter(DataParallelHandle model);
 
-  // Ends everything that an earlier step or failure has left. Collective. Throws what a collective
-  // throws, and what Wait() throws.
-  void Settle(const char* what);
+  // Waits for the transfers of an earlier step, and asks all ranks after a failure. Collective.
+  // Throws what a collective throws, and what Wait() throws.
+  void FinishEarlier(const char* what);
 
-  void Step(Groups& groups, Join* join, const Joinable& joinable);
+  // `round`: of a Join, also on a rank that has joined; null without a Join.
+  void Step(Groups& groups, const JoinRound* round);
   // Finds out whether a failure before the Join has left torn parameters. Collective.
   void BeginJoin();
-  // Takes part in a step of the other ranks, on a rank that has joined.
-  void ShadowStep(Groups& groups, const JoinRound& round);
   void FinishJoin(Groups& groups, bool is_last_joiner, int last_joiner);
 
   void OnForward(bool collective);
@@ -98,6 +98,16 @@ class ZeroCore {
     bool torn = false;
     std::vector<bool> buckets;  // with gradients on some rank
     bool publish = false;       // the ranks must publish where their parameters lie
+
+    void ThrowError() const;
+  };
+
+  // What is known of the values of the last step.
+  enum class Values {
+    kWhole,       // all have arrived
+    kOnTheirWay,  // between this rank's update and the arrival of all values
+    kUnproven,    // the device knows that all have arrived, and the host only if proof_ tells it
+    kTorn,        // a failure came in that time, on some rank
   };
 
   void WatchContexts(const Groups& groups, size_t first);
@@ -109,27 +119,24 @@ class ZeroCore {
   bool RunsAhead() const;
   Start StartAhead(const Groups& groups);
   void CompareRates(const Groups& groups);
-  void RunStep(Groups& groups, const JoinRound* round);
   void GuardStep(const std::function<void()>& function);
   void Update(Groups& groups, const JoinRound* round, const std::vector<bool>& buckets);
   void FollowIncarnation();
   void AskAll();
-  static bool HasJoined(const JoinRound& round, int rank);
-  void ServeJoinedRanks(Groups& groups, const JoinRound& round);
-  void ServePart(int rank, int source, const at::Tensor& with_gradient,
-                 std::vector<at::Tensor>& gradients);
+  std::unique_ptr<torch::optim::Optimizer> CollectState(const Groups& groups, int to,
+                                                        StateContent content);
 
   const OptimizerFactory make_;
   const std::shared_ptr<ProcessGroup> group_;
   const ZeroRedundancyOptions options_;
   ShardedParameters parameters_;
+  ValueTransfer transfer_;  // before the fields above end, it waits for peers
   std::unique_ptr<torch::optim::Optimizer> inner_;
   std::shared_ptr<GradientScatter> scatter_;
   int64_t incarnation_ = 0;  // of the group, as known here
-  bool updating_ = false;    // between an update and the arrival of all values
-  bool unproven_ = false;    // the host has not seen that the last values have arrived...
-  DeviceProof proof_;        // ...of which this tells; null: they are not on their way yet
-  bool torn_ = false;        // a failure came in that time, on some rank
+  // Invariant: kWhole where there is one rank.
+  Values values_ = Values::kWhole;
+  DeviceProof proof_;  // null: the values are not on their way yet
   // Some backward since the last step kept its gradients in a distributed autograd context. Hooks
   // of the parameters share the flag; they run on any thread.
   const std::shared_ptr<std::atomic<bool>> in_context_;

@@ -24,11 +24,10 @@ std::unique_ptr<torch::optim::Optimizer> ZeroCore::MakePlain(const Groups& group
 
 // Finds out whether all ranks can collect the state. Collective.
 void ZeroCore::BeginCollection(const Groups& groups) {
-  Settle(kCollection);
+  FinishEarlier(kCollection);
   Start start;
   Guard(kCollection, [&] { start = Exchange(groups, /*stepping=*/false); });
-  if (start.torn) throw ReductionError(start.error);
-  if (!start.error.empty()) throw ConfigurationError(start.error);
+  start.ThrowError();
 }
 
 std::vector<StatePart> ZeroCore::MyState() const {
@@ -44,16 +43,23 @@ std::vector<StatePart> ZeroCore::MyState() const {
   return parts;
 }
 
-std::unique_ptr<torch::optim::Optimizer> ZeroCore::DescribeState(const Groups& groups) {
-  BeginCollection(groups);
+std::unique_ptr<torch::optim::Optimizer> ZeroCore::CollectState(const Groups& groups, int to,
+                                                                StateContent content) {
   std::unique_ptr<torch::optim::Optimizer> whole;
   Guard(kCollection, [&] {
     const std::vector<StatePart> parts = MyState();
-    std::vector<std::string> texts = CollectTexts(*group_, FormBytes(parts), /*to=*/-1);
+    std::vector<std::string> texts = CollectTexts(*group_, StateBytes(parts, content), to);
+    if (to >= 0 && to != group_->rank()) return;
     whole = MakePlain(groups);
-    AssembleForms(std::move(texts), make_, parts.empty() ? nullptr : parts.front().state, *whole);
+    AssembleState(std::move(texts), make_, parts.empty() ? nullptr : parts.front().state, *whole,
+                  content);
   });
   return whole;
+}
+
+std::unique_ptr<torch::optim::Optimizer> ZeroCore::DescribeState(const Groups& groups) {
+  BeginCollection(groups);
+  return CollectState(groups, /*to=*/-1, StateContent::kForms);
 }
 
 void ZeroCore::FillState(torch::optim::Optimizer& whole, const std::vector<bool>& needed) {
@@ -70,22 +76,14 @@ std::unique_ptr<torch::optim::Optimizer> ZeroCore::Collect(const Groups& groups,
                                           "): the group has ranks 0 ", "to ", group_->size() - 1,
                                           ", and -1 means all of them"));
   }
-  std::unique_ptr<torch::optim::Optimizer> whole;
-  Guard(kCollection, [&] {
-    const std::vector<StatePart> parts = MyState();
-    std::vector<std::string> texts = CollectTexts(*group_, StateBytes(parts), to);
-    if (to >= 0 && to != group_->rank()) return;
-    whole = MakePlain(groups);
-    AssembleState(std::move(texts), make_, parts.empty() ? nullptr : parts.front().state, *whole);
-  });
-  return whole;
+  return CollectState(groups, to, StateContent::kValues);
 }
 
 std::function<void()> ZeroCore::PrepareState(const torch::optim::Optimizer& whole, Groups& groups) {
   // Values of an earlier step must not arrive after those of the state.
   if (group_->failed() || group_->incarnation() != incarnation_) {
-    parameters_.AbandonPeers();
-    parameters_.DropTransfers();
+    transfer_.AbandonPeers();
+    transfer_.Drop();
   } else {
     Wait();
   }
@@ -95,10 +93,8 @@ std::function<void()> ZeroCore::PrepareState(const torch::optim::Optimizer& whol
     const at::Tensor& tensor = parameters_.tensors()[mine.piece.parameter];
     const auto found = whole.state().find(tensor.unsafeGetTensorImpl());
     if (found == whole.state().end()) continue;
-    const bool flat = parameters_.plan().buckets()[mine.bucket].owner < 0;
-    states->emplace_back(
-        mine.view.unsafeGetTensorImpl(),
-        CutState(*found->second, tensor, {mine.piece.begin, mine.piece.end}, flat));
+    states->emplace_back(mine.view.unsafeGetTensorImpl(),
+                         CutState(*found->second, tensor, mine.piece));
   }
   const auto options =
       std::make_shared<std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>>();
@@ -109,10 +105,8 @@ std::function<void()> ZeroCore::PrepareState(const torch::optim::Optimizer& whol
     inner_->state().clear();
     for (auto& [view, state] : *states) inner_->state()[view] = std::move(state);
     for (size_t g = 0; g < groups.size(); ++g) groups[g].set_options(std::move((*options)[g]));
-    updating_ = false;
-    unproven_ = false;
-    torn_ = false;
-    parameters_.ForgetPeers();
+    values_ = Values::kWhole;
+    transfer_.peers().Forget();
     ++version_;
   };
 }

@@ -1,6 +1,7 @@
 #include "ddp/optim/zero_redundancy_optimizer.h"
 
 #include <exception>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -48,7 +49,7 @@ class ZeroJoinable : public Joinable {
     explicit Hook(ZeroJoinable* joinable) : joinable_(joinable) {}
     void on_join() override { joinable_->core_->Wait(); }
     void main_hook(const JoinRound& round) override {
-      joinable_->core_->ShadowStep(joinable_->optimizer_->param_groups(), round);
+      joinable_->core_->Step(joinable_->optimizer_->param_groups(), &round);
     }
     void post_hook(bool is_last_joiner, int last_joiner) override {
       joinable_->core_->FinishJoin(joinable_->optimizer_->param_groups(), is_last_joiner,
@@ -218,7 +219,10 @@ at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
       loss = closure();
     });
   }
-  core_->Step(param_groups(), static_cast<ZeroJoinable&>(*joinable_).join(), *joinable_);
+  Join* const join = static_cast<ZeroJoinable&>(*joinable_).join();
+  std::optional<JoinRound> round;
+  if (join != nullptr) round = join->notify(*joinable_, 0);
+  core_->Step(param_groups(), round.has_value() ? &*round : nullptr);
   return loss;
 }
 
@@ -230,7 +234,7 @@ void ZeroRedundancyOptimizerBase::add_param_group(const OptimizerParamGroup& gro
   }
   std::string error = FindError({group}, ParametersIn(param_groups()), *core_->group());
   if (!error.empty()) error = "a parameter group cannot be added: " + error;
-  core_->Settle("add_param_group()");  // after Agree(), no rank can fail because of another
+  core_->FinishEarlier("add_param_group()");  // after Agree(), no rank can fail because of another
   core_->Agree({group}, error, scatters_gradients());
   core_->Guard("add_param_group()", [&] {
     Optimizer::add_param_group(group);

@@ -171,34 +171,21 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Shard
 //   loss(model->forward(inputs), targets).backward();
 //   optimizer.step();
 //
-// The result is that of the plain optimizer:
-// - In float and double all bits are equal, with one exception. A backend such as Gloo may add the
-//   gradients of more than two ranks in another order when they are scattered, or when the model
-//   has other buckets.
-// - In half precision and bfloat16, bits may differ, for two reasons. LibTorch rounds the last
-//   elements of a tensor differently from the others, and a slice has other last elements.
-//   Scattered gradients are divided as allreduce_hook does. kWhole without scattered gradients has
-//   equal bits.
+// The result is that of the plain optimizer; docs/zero.md says when all bits are equal.
 //
-// Over the model (the first constructors), the gradients are reduce-scattered where they can be;
-// see ZeroRedundancyOptions::scatter_gradients. The constructor then registers a comm hook and sets
-// the model's bucket layout. After a backward, .grad has the average in this rank's part only:
-// clip with clip_grad_norm(). Call zero_grad() between two synchronized backwards; a backward that
-// would add to scattered gradients throws on every rank. no_sync() accumulates as always. In an
-// rpc::AutogradContext, a model that scatters throws ConfigurationError in the backward.
+// With scattered gradients, .grad has the average in this rank's part only: clip with
+// clip_grad_norm(), and call zero_grad() between two synchronized backwards. docs/zero.md has the
+// rules, also for no_sync() and an rpc::AutogradContext.
 //
-// The options of param_groups() may change at any time, as schedulers do. They must be equal on all
-// ranks. step() throws ConfigurationError on every rank when the learning rates differ; nothing
-// compares the other options. On a device no step waits for an answer of the other ranks: there a
-// rank that finds different rates, some steps later, or cannot step, throws ConfigurationError and
-// reports a failure of the group.
+// The options of param_groups() may change at any time, as schedulers do, alike on all ranks.
+// step() throws ConfigurationError on every rank when the learning rates differ; nothing compares
+// the other options. On a device the error comes some steps later, after a report to the peers.
 //
 // The constructor is a collective. It throws ConfigurationError on every rank when on some rank
 // there is no parameter; one is undefined, no leaf, sparse, there twice, or not on the group's
 // device; the optimizer is an LBFGS; or the ranks' parameters, their strides or
-// ZeroRedundancyOptions differ.
-//
-// Thread-compatible. It must outlive a Join. The model may live longer.
+// ZeroRedundancyOptions differ. Thread-compatible. The optimizer must outlive a Join; the model may
+// live longer.
 template <typename Plain>
 class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
  public:

@@ -289,7 +289,8 @@ TEST(ZeroStateTest, AShareOfAStateIsFilledInBatches) {
   const auto whole = make({OptimizerParamGroup(parameters)});
   const int64_t before = PeakOfMemory::InUse();
   const PeakOfMemory memory;
-  internal::AssembleForms({internal::FormBytes(parts)}, make, nullptr, *whole);
+  constexpr auto kForms = internal::StateContent::kForms;
+  internal::AssembleState({internal::StateBytes(parts, kForms)}, make, nullptr, *whole, kForms);
   EXPECT_EQ(MomentumBytes(*whole), kParameters * 4);
   std::vector<bool> needed(kParameters);
   needed[3] = needed[7] = true;
