@@ -43,7 +43,7 @@ void HeartbeatPlan::ForgetWhatWasSaid() {
   max_world_said_ = 0;
 }
 
-std::vector<std::string> HeartbeatPlan::Compose(absl::Time now) {
+std::vector<ScriptArgument> HeartbeatPlan::Compose(absl::Time now) {
   row_sent_.clear();
   busy_us_sent_ = -1;
   at_work_sent_.clear();
@@ -67,9 +67,12 @@ std::vector<std::string> HeartbeatPlan::Compose(absl::Time now) {
   const double rate = std::isfinite(report_.steps_per_second)
                           ? std::clamp(report_.steps_per_second, 0.0, kStepsPerSecondMax)
                           : 0.0;
-  return {absl::StrCat(std::max<int64_t>(-1, report_.step)), absl::StrFormat("%.3f", rate),
-          busy_us_sent_ >= 0 ? absl::StrCat(busy_us_sent_) : "", row_sent_,
-          max_world_sent_ > 0 ? absl::StrCat(max_world_sent_) : ""};
+  return {{"step", absl::StrCat(std::max<int64_t>(-1, report_.step))},
+          {"rate", absl::StrFormat("%.3f", rate)},
+          {"busy_us", busy_us_sent_ >= 0 ? absl::StrCat(busy_us_sent_) : ""},
+          {"report", row_sent_},
+          {"max_world", max_world_sent_ > 0 ? absl::StrCat(max_world_sent_) : ""},
+          {"at_work", at_work_sent_}};
 }
 
 void HeartbeatPlan::OnAnswer(absl::Time now, double share) {

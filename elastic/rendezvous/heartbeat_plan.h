@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "elastic/rendezvous/rendezvous.h"
+#include "elastic/rendezvous/rendezvous_scripts.h"
 
 namespace ddp::elastic {
 
@@ -39,11 +40,8 @@ class HeartbeatPlan {
   // Makes the next heartbeat due at `now`.
   void BeDueAt(absl::Time now) { due_ = now; }
 
-  // Returns ARGV 10 to 14 of heartbeat.lua, for a heartbeat that is sent at `now`.
-  std::vector<std::string> Compose(absl::Time now);
-
-  // Returns ARGV 16 of the same heartbeat.
-  const std::string& at_work() const { return at_work_sent_; }
+  // Returns the report's arguments of heartbeat.lua, for a heartbeat that is sent at `now`.
+  std::vector<ScriptArgument> Compose(absl::Time now);
 
   // Records the answer to the last heartbeat; the next one is due in about an interval.
   void OnAnswer(absl::Time now, double share);

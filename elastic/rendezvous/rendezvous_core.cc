@@ -335,83 +335,100 @@ void RendezvousCore::SendOpen() {
   const int64_t wanted = opened_.has_value() ? opened_->number : options_.instance;
   in_flight_ = InFlight{ScriptName::kOpenInstance, request_.has_value() ? request_serial_ : 0};
   if (request_.has_value()) ++request_->tries;
-  Do(CallScript{
-      ScriptName::kOpenInstance,
-      {prefix + "instance", absl::StrCat(prefix, "opened:", token)},
-      {prefix, absl::StrCat(wanted), token, opened_.has_value() ? "1" : "0",
-       options_.job.fingerprint, Milliseconds(kKeysTimeToLive),
-       Milliseconds(kOpenRequestTimeToLive), Milliseconds(lease()), Milliseconds(heartbeat()),
-       absl::StrCat(options_.job.limits.max_restarts), absl::StrCat(options_.job.limits.min_nodes),
-       absl::StrCat(options_.job.limits.max_nodes), Milliseconds(options_.job.rules.last_call),
-       absl::StrCat(options_.job.rules.no_progress_limit),
-       absl::StrCat(options_.job.rules.quarantine_strikes),
-       Milliseconds(options_.job.rules.quarantine_cooldown),
-       absl::StrCat(options_.job.rules.max_node_losses),
-       Milliseconds(options_.job.rules.scale_up_delay),
-       absl::StrCat(options_.job.rules.node_unit)}});
+  const JobLimits& limits = options_.job.limits;
+  const auto& rules = options_.job.rules;
+  Do(CallScript{ScriptName::kOpenInstance,
+                {prefix + "instance", absl::StrCat(prefix, "opened:", token)},
+                EncodeArguments(ScriptName::kOpenInstance,
+                                {{"prefix", prefix},
+                                 {"wanted", absl::StrCat(wanted)},
+                                 {"token", token},
+                                 {"is_known", opened_.has_value() ? "1" : "0"},
+                                 {"fingerprint", options_.job.fingerprint},
+                                 {"ttl_ms", Milliseconds(kKeysTimeToLive)},
+                                 {"request_ttl_ms", Milliseconds(kOpenRequestTimeToLive)},
+                                 {"lease_ms", Milliseconds(lease())},
+                                 {"heartbeat_ms", Milliseconds(heartbeat())},
+                                 {"max_restarts", absl::StrCat(limits.max_restarts)},
+                                 {"min_nodes", absl::StrCat(limits.min_nodes)},
+                                 {"max_nodes", absl::StrCat(limits.max_nodes)},
+                                 {"last_call_ms", Milliseconds(rules.last_call)},
+                                 {"no_progress_limit", absl::StrCat(rules.no_progress_limit)},
+                                 {"quarantine_strikes", absl::StrCat(rules.quarantine_strikes)},
+                                 {"cooldown_ms", Milliseconds(rules.quarantine_cooldown)},
+                                 {"max_node_losses", absl::StrCat(rules.max_node_losses)},
+                                 {"scale_up_delay_ms", Milliseconds(rules.scale_up_delay)},
+                                 {"node_unit", absl::StrCat(rules.node_unit)}})});
 }
 
 void RendezvousCore::Send(ScriptName script, const GenerationId& about,
-                          std::vector<std::string> more) {
+                          std::vector<ScriptArgument> arguments) {
   const std::string prefix = KeyPrefix();
   const bool is_mine = mine_.has_value() && mine_->generation == about;
-  std::vector<std::string> args = {options_.node,
-                                   opened_->token,
-                                   absl::StrCat(seen_.number),
-                                   seen_.nonce,
-                                   absl::StrCat(restarts_seen_),
-                                   absl::StrCat(about.number),
-                                   about.nonce,
-                                   is_mine ? mine_->row : "",
-                                   RandomHex()};
-  args.insert(args.end(), std::make_move_iterator(more.begin()),
-              std::make_move_iterator(more.end()));
-  Do(CallScript{script, {prefix + "job", prefix + "leases"}, std::move(args)});
+  arguments.insert(arguments.end(), {{"node", options_.node},
+                                     {"token", opened_->token},
+                                     {"seen_generation", absl::StrCat(seen_.number)},
+                                     {"seen_nonce", seen_.nonce},
+                                     {"seen_restarts", absl::StrCat(restarts_seen_)},
+                                     {"generation", absl::StrCat(about.number)},
+                                     {"nonce", about.nonce},
+                                     {"row", is_mine ? mine_->row : ""},
+                                     {"next_nonce", RandomHex()}});
+  Do(CallScript{script, {prefix + "job", prefix + "leases"}, EncodeArguments(script, arguments)});
 }
 
-std::vector<std::string> RendezvousCore::ArgsOf(const Requested& what, ScriptName& script,
-                                                GenerationId& about) {
+std::vector<ScriptArgument> RendezvousCore::ArgumentsOf(const Requested& what, ScriptName& script,
+                                                        GenerationId& about) {
+  using Arguments = std::vector<ScriptArgument>;
   return std::visit(
       Overload{
-          [&](const JoinRequest& r) -> std::vector<std::string> {
+          [&](const JoinRequest& r) -> Arguments {
             script = ScriptName::kJoin;
-            return {FormatOffer(r.offer), now_ < request_->brief_until ? "1" : "0",
-                    options_.job.program};
+            return {{"offer", FormatOffer(r.offer)},
+                    {"only_changes", now_ < request_->brief_until ? "1" : "0"},
+                    {"program", options_.job.program}};
           },
-          [&](const FailureRequest& r) -> std::vector<std::string> {
+          [&](const FailureRequest& r) -> Arguments {
             script = ScriptName::kReportFailure;
             const Rendezvous::Failure& failure = r.failure;
             about = failure.generation;
-            return {absl::StrCat(failure.rank), OneLine(host_), OneLine(failure.cause),
-                    failure.is_victim ? "1" : "0", Step64(failure.step),
-                    failure.progress_known ? "1" : "0", absl::StrCat(failure.exit_code),
-                    absl::StrCat(failure.instead_of),
+            return {{"rank", absl::StrCat(failure.rank)},
+                    {"host", OneLine(host_)},
+                    {"cause", OneLine(failure.cause)},
+                    {"is_victim", failure.is_victim ? "1" : "0"},
+                    {"step", Step64(failure.step)},
+                    {"progress_known", failure.progress_known ? "1" : "0"},
+                    {"exit_code", absl::StrCat(failure.exit_code)},
+                    {"instead_of", absl::StrCat(failure.instead_of)},
                     // Some nodes hear of a drain late, so workers may be killed before the timeout.
-                    failure.is_unprompted ? Milliseconds(options_.job.times.shutdown_timeout / 2)
-                                          : "0"};
+                    {"grace_ms", failure.is_unprompted
+                                     ? Milliseconds(options_.job.times.shutdown_timeout / 2)
+                                     : "0"}};
           },
-          [&](const CompleteRequest& r) -> std::vector<std::string> {
+          [&](const CompleteRequest& r) -> Arguments {
             script = ScriptName::kComplete;
             about = r.generation;
             return {};
           },
-          [&](const DrainRequest& r) -> std::vector<std::string> {
+          [&](const DrainRequest& r) -> Arguments {
             script = ScriptName::kDrain;
             about = r.generation;
-            return {OneLine(r.cause)};
+            return {{"cause", OneLine(r.cause)}};
           },
-          [&](const TakeBackRequest& r) -> std::vector<std::string> {
+          [&](const TakeBackRequest& r) -> Arguments {
             script = ScriptName::kTakeBack;
             about = r.generation;
             return {};
           },
-          [&](const LeaveRequest& r) -> std::vector<std::string> {
+          [&](const LeaveRequest& r) -> Arguments {
             script = ScriptName::kLeave;
-            return {r.in_order ? "1" : ""};
+            return {{"in_order", r.in_order ? "1" : ""}};
           },
-          [&](const CloseRequest& r) -> std::vector<std::string> {
+          [&](const CloseRequest& r) -> Arguments {
             script = ScriptName::kClose;
-            return {JobEndName(r.end.kind), absl::StrCat(r.end.exit_code), OneLine(r.end.reason)};
+            return {{"kind", JobEndName(r.end.kind)},
+                    {"exit_code", absl::StrCat(r.end.exit_code)},
+                    {"reason", OneLine(r.end.reason)}};
           },
       },
       what);
@@ -421,11 +438,11 @@ void RendezvousCore::SendRequest() {
   ScriptName script = ScriptName::kJoin;
   GenerationId about;
   if (mine_.has_value()) about = mine_->generation;
-  std::vector<std::string> args = ArgsOf(request_->what, script, about);
+  std::vector<ScriptArgument> arguments = ArgumentsOf(request_->what, script, about);
   ++request_->tries;
   in_flight_ = InFlight{script, request_serial_};
   ask_again_ = false;
-  Send(script, about, std::move(args));
+  Send(script, about, std::move(arguments));
 }
 
 // Makes a heartbeat due at once: it fetches what this node may have missed.
@@ -437,10 +454,9 @@ void RendezvousCore::BeatNow() {
 void RendezvousCore::SendHeartbeat() {
   ask_again_ = false;
   in_flight_ = InFlight{.script = ScriptName::kHeartbeat};
-  std::vector<std::string> said = heartbeats_.Compose(now_);
-  said.push_back(mine_->completed ? "1" : "");
-  said.push_back(heartbeats_.at_work());
-  Send(ScriptName::kHeartbeat, mine_->generation, std::move(said));
+  std::vector<ScriptArgument> arguments = heartbeats_.Compose(now_);
+  arguments.push_back({"completed", mine_->completed ? "1" : ""});
+  Send(ScriptName::kHeartbeat, mine_->generation, std::move(arguments));
 }
 
 // Replies. ----------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class RendezvousCore {
   struct CallScript {
     ScriptName script = ScriptName::kJoin;
     std::vector<std::string> keys;
-    std::vector<std::string> args;
+    std::vector<std::string> args;  // as from EncodeArguments()
   };
   // Replaces an earlier subscription.
   struct Subscribe {
@@ -204,8 +204,9 @@ class RendezvousCore {
   void SendRequest();
   void SendHeartbeat();
   void BeatNow();
-  void Send(ScriptName script, const GenerationId& about, std::vector<std::string> more);
-  std::vector<std::string> ArgsOf(const Requested& what, ScriptName& script, GenerationId& about);
+  void Send(ScriptName script, const GenerationId& about, std::vector<ScriptArgument> arguments);
+  std::vector<ScriptArgument> ArgumentsOf(const Requested& what, ScriptName& script,
+                                          GenerationId& about);
 
   void OnOpened(const store::RedisReply& reply);
   void OnFailedCall(const absl::Status& status);

@@ -61,6 +61,11 @@ class RendezvousCoreTest : public ::testing::Test {
     const auto* call = Find<Core::CallScript>();
     return call == nullptr ? std::nullopt : std::optional<ScriptName>(call->script);
   }
+  // Returns an argument of the called script.
+  std::string Argument(absl::string_view name) const {
+    const auto* call = Find<Core::CallScript>();
+    return call->args.at(ArgumentIndex(call->script, name));
+  }
   std::optional<News::Kind> Told() const {
     const auto* tell = Find<Core::Tell>();
     return tell == nullptr ? std::nullopt : std::optional<News::Kind>(tell->news.kind);
@@ -223,20 +228,19 @@ TEST_F(RendezvousCoreTest, SaysOfItselfOnlyWhatIsNewAndNotTooOften) {
   int with_row = 0;
   for (const absl::Time end = now_ + absl::Seconds(10); now_ < end;) {
     WaitForDeadline();
-    const auto* call = Find<Core::CallScript>();
-    ASSERT_NE(call, nullptr);
-    EXPECT_EQ(call->args[9], "5");
-    EXPECT_EQ(call->args[10], "2.500");
-    with_row += !call->args[12].empty();
-    EXPECT_EQ(call->args[11].empty(), call->args[12].empty());
+    ASSERT_EQ(Called(), ScriptName::kHeartbeat);
+    EXPECT_EQ(Argument("step"), "5");
+    EXPECT_EQ(Argument("rate"), "2.500");
+    with_row += !Argument("report").empty();
+    EXPECT_EQ(Argument("busy_us").empty(), Argument("report").empty());
     Reply({"ok", "1", "n1", "0", "-1"});
   }
   EXPECT_EQ(with_row, 1);
   for (int i = 0; i < 100; ++i) {
     core_->SetReport({.step = 5, .busy_us = 1001, .row = absl::StrCat("{", i, "}")});
     WaitForDeadline();
-    with_row += !Find<Core::CallScript>()->args[12].empty();
-    EXPECT_EQ(Find<Core::CallScript>()->args[11], "") << "hardly changed";
+    with_row += !Argument("report").empty();
+    EXPECT_EQ(Argument("busy_us"), "") << "hardly changed";
     Reply({"ok", "1", "n1", "0", "-1"});
   }
   EXPECT_LT(with_row, 70);

@@ -2,16 +2,19 @@
 #define DDP_ELASTIC_RENDEZVOUS_RENDEZVOUS_SCRIPTS_H_
 
 #include <array>
+#include <cstddef>
 #include <functional>
 #include <string>
+#include <vector>
 
+#include "absl/strings/string_view.h"
 #include "store/redis/redis_script.h"
 
 namespace ddp::elastic {
 
 // The Lua scripts by which agents change a job. Redis runs one at a time.
-// docs/rendezvous-protocol.md explains them. The head of scripts/<name>.lua lists a script's own
-// arguments and replies. All but kOpenInstance also have the arguments listed in prelude.lua. They
+// docs/rendezvous-protocol.md explains them. The head of scripts/<name>.lua explains a script's
+// arguments and replies; prelude.lua explains those that all scripts but kOpenInstance have. They
 // also find the nodes that are lost, those whose lease has expired (scripts/leases.lua).
 enum class ScriptName {
   kOpenInstance,
@@ -28,6 +31,22 @@ inline constexpr int kScriptCount = 9;
 
 // Returns "open_instance", "join", ...
 const char* ToString(ScriptName name);
+
+// An argument of a script, which the script reads as args.name. One table in the .cc file lists the
+// names of each script: it makes the texts to send, and the first lines of the script, which read
+// them. A script that reads a name without an argument fails.
+struct ScriptArgument {
+  const char* name;
+  std::string value;
+};
+
+// Returns the arguments as the script expects them in ARGV. CHECKs that each of the script's names
+// is given once, and that no other name is given.
+std::vector<std::string> EncodeArguments(ScriptName script,
+                                         const std::vector<ScriptArgument>& arguments);
+
+// Returns the index in ARGV, counted from 0, of an argument. CHECKs that the script has it.
+size_t ArgumentIndex(ScriptName script, absl::string_view name);
 
 // The sources of the scripts, as sent to Redis. Immutable; one object serves any number of clients.
 class RendezvousScripts {

@@ -67,22 +67,62 @@ class RefusedScriptsTest : public ::testing::Test {
   Call Open(const std::string& token) const {
     return {ScriptName::kOpenInstance,
             {absl::StrCat(kRun, "instance"), absl::StrCat(kRun, "opened:", token)},
-            {kRun, "0", token, "0", "", "86400000", "600000", "3600000", "500000", "3", "1", "2",
-             "0", "3", "3", "60000", "1000", "0", "1"}};
+            EncodeArguments(ScriptName::kOpenInstance, {{"prefix", kRun},
+                                                        {"wanted", "0"},
+                                                        {"token", token},
+                                                        {"is_known", "0"},
+                                                        {"fingerprint", ""},
+                                                        {"ttl_ms", "86400000"},
+                                                        {"request_ttl_ms", "600000"},
+                                                        {"lease_ms", "3600000"},
+                                                        {"heartbeat_ms", "500000"},
+                                                        {"max_restarts", "3"},
+                                                        {"min_nodes", "1"},
+                                                        {"max_nodes", "2"},
+                                                        {"last_call_ms", "0"},
+                                                        {"no_progress_limit", "3"},
+                                                        {"quarantine_strikes", "3"},
+                                                        {"cooldown_ms", "60000"},
+                                                        {"max_node_losses", "1000"},
+                                                        {"scale_up_delay_ms", "0"},
+                                                        {"node_unit", "1"}})};
   }
 
   // Returns a call of `node` about the current generation.
-  Call Transition(ScriptName script, const std::string& node, const Texts& more) {
+  Call Transition(ScriptName script, const std::string& node,
+                  std::vector<ScriptArgument> arguments) {
     const std::string generation = Job("generation"), nonce = Job("nonce");
     const std::string row =
         Root({"HGET", absl::StrCat(kJob, "members"), node}).AsString().value_or("");
-    Texts args = {node, Job("token"), generation, nonce, "0", generation, nonce, row, "next"};
-    args.insert(args.end(), more.begin(), more.end());
-    return {script, {absl::StrCat(kJob, "job"), absl::StrCat(kJob, "leases")}, args};
+    arguments.insert(arguments.end(), {{"node", node},
+                                       {"token", Job("token")},
+                                       {"seen_generation", generation},
+                                       {"seen_nonce", nonce},
+                                       {"seen_restarts", "0"},
+                                       {"generation", generation},
+                                       {"nonce", nonce},
+                                       {"row", row},
+                                       {"next_nonce", "next"}});
+    return {script,
+            {absl::StrCat(kJob, "job"), absl::StrCat(kJob, "leases")},
+            EncodeArguments(script, arguments)};
   }
   Call Join(const std::string& node) {
     return Transition(ScriptName::kJoin, node,
-                      {absl::StrCat("1 2000 -1\ndefault\nhost-", node, "\n127.0.0.1"), "", ""});
+                      {{"offer", absl::StrCat("1 2000 -1\ndefault\nhost-", node, "\n127.0.0.1")},
+                       {"only_changes", ""},
+                       {"program", ""}});
+  }
+  Call Heartbeat(const std::string& busy_us = "", const std::string& report = "",
+                 const std::string& max_world = "", const std::string& at_work = "") {
+    return Transition(ScriptName::kHeartbeat, "a",
+                      {{"step", "7"},
+                       {"rate", "1"},
+                       {"busy_us", busy_us},
+                       {"report", report},
+                       {"max_world", max_world},
+                       {"completed", ""},
+                       {"at_work", at_work}});
   }
 
   // Two nodes train, and a third one waits.
@@ -99,16 +139,24 @@ class RefusedScriptsTest : public ::testing::Test {
     return {Open("another"),
             Join("c"),
             Join("d"),
-            Transition(ScriptName::kHeartbeat, "a",
-                       {"7", "1", "100", "{}", "8", "", "2500 0 evaluation"}),
-            Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", "", ""}),
+            Heartbeat("100", "{}", "8", "2500 0 evaluation"),
+            Heartbeat(),
             Transition(ScriptName::kReportFailure, "a",
-                       {"0", "host-a", "why", "0", "7", "1", "1", "-1", "0"}),
+                       {{"rank", "0"},
+                        {"host", "host-a"},
+                        {"cause", "why"},
+                        {"is_victim", "0"},
+                        {"step", "7"},
+                        {"progress_known", "1"},
+                        {"exit_code", "1"},
+                        {"instead_of", "-1"},
+                        {"grace_ms", "0"}}),
             Transition(ScriptName::kComplete, "a", {}),
-            Transition(ScriptName::kDrain, "a", {"why"}),
+            Transition(ScriptName::kDrain, "a", {{"cause", "why"}}),
             Transition(ScriptName::kTakeBack, "a", {}),
-            Transition(ScriptName::kLeave, "a", {""}),
-            Transition(ScriptName::kClose, "a", {"closed", "1", "why"})};
+            Transition(ScriptName::kLeave, "a", {{"in_order", ""}}),
+            Transition(ScriptName::kClose, "a",
+                       {{"kind", "closed"}, {"exit_code", "1"}, {"reason", "why"}})};
   }
 
   std::map<std::string, std::string> Dump() {
@@ -219,7 +267,7 @@ TEST_F(RefusedScriptsTest, WithoutOneOfTheKeysNothingIsChanged) {
 
 TEST_F(RefusedScriptsTest, TheRefusalNamesTheCommandAndTheKey) {
   Rule("-publish");
-  const absl::Status status = Run(Transition(ScriptName::kDrain, "a", {"why"}));
+  const absl::Status status = Run(Transition(ScriptName::kDrain, "a", {{"cause", "why"}}));
   EXPECT_TRUE(absl::StrContains(status.message(), "refuse PUBLISH ddp:{digits}:i1:news")) << status;
 }
 
@@ -230,7 +278,7 @@ TEST_F(RefusedScriptsTest, AStoreOfAnEarlierGenerationIsDeletedInBatches) {
   int64_t left = 2500;
   for (int calls = 0; calls < 20 && Job("old_stores") != ""; ++calls) {
     Root({"HSET", absl::StrCat(kJob, "job"), "tick", "0"});
-    EXPECT_TRUE(Run(Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", "", ""})).ok());
+    EXPECT_TRUE(Run(Heartbeat()).ok());
     const int64_t now_left = *Root({"HLEN", values}).AsInteger();
     EXPECT_LE(left - now_left, 1000);
     left = now_left;
@@ -258,7 +306,7 @@ TEST_F(RefusedScriptsTest, AnotherServerGivesAllNodesAWholeLease) {
     const int64_t now_s = std::stoll(*(*Root({"TIME"}).AsArray())[0].AsString());
     Root({"HSET", absl::StrCat(kJob, "job"), "server", server, "frozen_until", "0", "tick",
           absl::StrCat(now_s - 600, "000")});
-    EXPECT_TRUE(Run(Transition(ScriptName::kHeartbeat, "a", {"7", "1", "", "", "", "", ""})).ok());
+    EXPECT_TRUE(Run(Heartbeat()).ok());
     return Job("frozen_until") != "0";
   };
   EXPECT_NE(Job("server"), "") << "a job's user may ask";

@@ -87,7 +87,9 @@ void SimulatedRendezvous::Arm() {
 
 void SimulatedRendezvous::Do(const Core::CallScript& call) {
   in_flight_ = true;
-  if (call.script != elastic::ScriptName::kOpenInstance) job_ = call.args.at(1);
+  if (call.script != elastic::ScriptName::kOpenInstance) {
+    job_ = call.args.at(elastic::ArgumentIndex(call.script, "token"));
+  }
   gives_up_at_ = options_.process->now() + absl::Microseconds(kReplyTimeoutUs);
   options_.store->Call(client_, (*options_.scripts)[call.script], call.keys, call.args,
                        kReplyTimeoutUs, TakeReply());

@@ -10,20 +10,20 @@ local function forget_failure()
     'fail_at', '', 'fail_progress', '', 'fail_step', '-1')
 end
 
--- The root cause is the first failure that is not a victim's, or else the first failure. The host
--- of the root cause may replace it by an earlier failure of its own, by that host's clock.
-local function note_failure(rank, host, cause, is_victim, step, progress_known, exit_code,
-  instead_of)
-  local is_earlier = J.fail_host == host and J.fail_rank == instead_of
+-- Notes the failure that the arguments of report_failure.lua describe. The root cause is the first
+-- failure that is not a victim's, or else the first failure. The host of the root cause may replace
+-- it by an earlier failure of its own, by that host's clock.
+local function note_failure(is_victim)
+  local is_earlier = J.fail_host == args.host and J.fail_rank == args.instead_of
   if J.fail_cause == '' or (is_victim ~= '1' and (J.fail_victim == '1' or is_earlier)) then
-    set('fail_cause', cause, 'fail_host', host, 'fail_rank', rank, 'fail_exit', exit_code,
-      'fail_victim', is_victim, 'fail_at', text(now))
+    set('fail_cause', args.cause, 'fail_host', args.host, 'fail_rank', args.rank,
+      'fail_exit', args.exit_code, 'fail_victim', is_victim, 'fail_at', text(now))
   end
-  if progress_known == '1' and J.fail_progress ~= '1' then
+  if args.progress_known == '1' and J.fail_progress ~= '1' then
     set('fail_progress', '1')
   end
-  if tonumber(step) > num('fail_step') then
-    set('fail_step', step)
+  if tonumber(args.step) > num('fail_step') then
+    set('fail_step', args.step)
   end
 end
 
@@ -115,7 +115,7 @@ end
 -- Counts a loss that has ended the generation. It costs no restart, but has limits of its own. A
 -- loss without a step counts as no progress when its host was lost before without a step, or when
 -- as many hosts as the job has seats were. Returns false when the job ends of it.
-local function settle_loss()
+local function count_loss()
   local host, losses, reason = J.lost_host, num('losses') + 1, J.reason
   local again = made_no_step() and (redis.call('SADD', key('lost'), host) == 0 or
     redis.call('SCARD', key('lost')) > num('max_nodes'))
@@ -144,10 +144,10 @@ local function settle_loss()
   return true
 end
 
--- Settles the generation that is over, before the next one begins: sets its `reason`, and whether
+-- Concludes the generation that is over, before the next one begins: sets its `reason`, and whether
 -- it was `charged`. Returns false when the job ends of it, or must wait for take_back before it
 -- ends. With `at_once` it does not wait.
-local function settle(at_once)
+local function conclude(at_once)
   if J.counts_steps ~= '1' and counts_steps() then
     set('counts_steps', '1')
   end
@@ -162,7 +162,7 @@ local function settle(at_once)
       log_failure('0', J.change)
     end
     set('charged', '0', 'reason', J.change ~= '' and J.change or J.over)
-    return J.lost_host == '' or settle_loss()
+    return J.lost_host == '' or count_loss()
   end
   local kind = verdict()
   held_ms = kind and not at_once and math.max(0, num('reported_at') + take_back_ms - now) or 0

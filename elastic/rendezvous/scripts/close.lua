@@ -1,8 +1,8 @@
 -- Ends the job for all nodes.
 --
--- ARGV  10 kind, 11 exit code, 12 reason
+-- args  kind, exit_code, reason
 -- Outcome: ended + kind + exit code + reason, of the first end of the job
 if J.state ~= 'ended' then
-  end_job(ARGV[10], ARGV[11], ARGV[12])
+  end_job(args.kind, args.exit_code, args.reason)
 end
 return ended_reply()

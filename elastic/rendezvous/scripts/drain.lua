@@ -1,6 +1,6 @@
 -- The node will leave: all nodes stop at a common step. That is not charged.
 --
--- ARGV  10 cause
+-- args  cause
 -- Outcomes: drain + the step to stop after + cause
 --           stale: the generation is over, or the node is not in it
 --           ended + kind + exit code + reason; reopen
@@ -11,5 +11,5 @@ if not is_current or not my_members_row or J.state ~= 'running' then
   return reply('stale')
 end
 redis.call('ZADD', leases, text(now + lease_ms), node)
-start_drain(ARGV[10])
+start_drain(args.cause)
 return reply('drain', J.drain_stop, J.drain)

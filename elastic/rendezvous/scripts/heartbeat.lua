@@ -1,13 +1,16 @@
 -- A member's heartbeat: renews its lease, reports its progress, and returns anything that it may
 -- have missed.
 --
--- ARGV  10 highest step, -1 for none; 11 steps per second
---       12 us of own work per step, 13 the node's row for people: '' where unchanged
---       14 most workers that the program accepts, '' where unchanged or unknown
---       15 '1': the node's workers have all succeeded, repeated in case the server forgot it
---       16 "ms rank phase" of the node's rank that has been at work for longest without a step; '-'
---          where none is any more, '' where nothing is said
--- Outcomes: ok + the job's median of ARGV 12 + a warning or '' + "ms rank phase host" of the job's
+-- args  step       the highest step, -1 for none
+--       rate       steps per second
+--       busy_us    own work per step, '' where unchanged
+--       report     the node's row for people, '' where unchanged
+--       max_world  most workers that the program accepts, '' where unchanged or unknown
+--       completed  '1': the node's workers have all succeeded, repeated in case the server forgot
+--                  it; else ''
+--       at_work    "ms rank phase" of the node's rank that has been at work for longest without a
+--                  step; '-' where none is any more, '' where nothing is said
+-- Outcomes: ok + the job's median of busy_us + a warning or '' + "ms rank phase host" of the job's
 --             rank that has been at work for longest, or ''
 --           drain + the step to stop after + cause
 --           over + cause      the generation is over
@@ -29,7 +32,7 @@ redis.call('ZADD', leases, text(now + lease_ms), node)
 if J.state == 'forming' then
   return reply('over', J.over)
 end
-if ARGV[15] == '1' and redis.call('HEXISTS', joined, node) == 0 and
+if args.completed == '1' and redis.call('HEXISTS', joined, node) == 0 and
   redis.call('SADD', completed, node) == 1 then
   try_success()
   try_round()
@@ -40,27 +43,27 @@ if ARGV[15] == '1' and redis.call('HEXISTS', joined, node) == 0 and
     return reply('over', J.over)
   end
 end
-if tonumber(ARGV[10]) > num('max_step') then
+if tonumber(args.step) > num('max_step') then
   if num('max_step') < 0 then
-    set('first_step', ARGV[10])
+    set('first_step', args.step)
   end
-  set('max_step', ARGV[10], 'rate', ARGV[11])
+  set('max_step', args.step, 'rate', args.rate)
 end
-if ARGV[12] ~= '' then
-  redis.call('ZADD', busy, ARGV[12], node)
+if args.busy_us ~= '' then
+  redis.call('ZADD', busy, args.busy_us, node)
   redis.call('PEXPIRE', busy, J.ttl_ms)
 end
-if ARGV[13] ~= '' then
-  redis.call('HSET', rows, node, ARGV[13])
+if args.report ~= '' then
+  redis.call('HSET', rows, node, args.report)
   redis.call('PEXPIRE', rows, J.ttl_ms)
 end
-if ARGV[14] ~= '' then
-  set('max_world', ARGV[14])
+if args.max_world ~= '' then
+  set('max_world', args.max_world)
 end
 -- One rank of the job is kept. The nodes whose ranks work say so repeatedly.
-if ARGV[16] ~= '' then
+if args.at_work ~= '' then
   local since, name = at_work(J.at_work, J.generation)
-  local ms, what = string.match(ARGV[16], '^(%d+) (.*)$')
+  local ms, what = string.match(args.at_work, '^(%d+) (.*)$')
   if not ms then
     if name == node then set('at_work', '') end
   elseif name == node or not since or now - ms < since or

@@ -1,9 +1,9 @@
--- Offers the node for the next round. A waiting node repeats the call to renew its lease. ARGV 6 to
--- 8 name the last round that the node was in.
+-- Offers the node for the next round. A waiting node repeats the call to renew its lease.
+-- args.generation and args.row name the last round that the node was in.
 --
--- ARGV  10 offer: "nproc port wanted_rank\nrole\nhost\naddress"
---       11 '1': a repeated call that asks only for changes
---       12 "hash text" of the node's program; '' for any
+-- args  offer         "nproc port wanted_rank\nrole\nhost\naddress"
+--       only_changes  '1': a repeated call that asks only for changes
+--       program       "hash text" of the node's program; '' for any
 -- Outcomes: round + the node's row + why the last generation was over + whether that was charged
 --           waiting + the condition + number of waiting nodes + ms after which to call again, or 0
 --           spare + the same: the job runs, and the wait has no time limit
@@ -11,7 +11,7 @@
 --           reopen: the instance was given up, or is a full job without an id: open another one
 --           refused + the program of the job's nodes with this role: the node's own differs
 --           ended + kind + exit code + reason
-local offer = ARGV[10]
+local offer = args.offer
 local host = host_of(offer)
 
 local store_was_away =
@@ -153,11 +153,11 @@ end
 -- meet by their program anyway.
 local function other_program()
   local field = 'program:' .. string.match(offer, '\n([^\n]*)\n')
-  if ARGV[12] == '' or J.fingerprint ~= '' or J[field] == ARGV[12] then
+  if args.program == '' or J.fingerprint ~= '' or J[field] == args.program then
     return nil
   end
   if not J[field] then
-    set(field, ARGV[12])
+    set(field, args.program)
     return nil
   end
   return J[field]
@@ -169,7 +169,7 @@ if other then
 end
 -- The reply with the node's row was lost. A node that has seen another generation of this number,
 -- which the server forgot, never gets a row under this number.
-local is_new_to_it = num('generation') > tonumber(ARGV[3])
+local is_new_to_it = num('generation') > tonumber(args.seen_generation)
 if my_members_row and is_new_to_it then
   redis.call('ZADD', leases, text(now + lease_ms), node)
   return reply('round', my_members_row, J.reason, J.charged)
@@ -192,7 +192,7 @@ if J.state == 'ended' then
   return ended_reply()
 end
 local row = redis.call('HGET', members, node)
-if row and num('generation') > tonumber(ARGV[3]) then
+if row and num('generation') > tonumber(args.seen_generation) then
   return reply('round', row, J.reason, J.charged)
 end
 local how_many_wait = text(redis.call('HLEN', joined))

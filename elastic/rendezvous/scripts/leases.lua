@@ -111,7 +111,7 @@ local is_mended = false
 
 -- The server has evicted the key of the members: the members register themselves again.
 local function mend_members()
-  local _, groups = string.match(ARGV[8], '^(%d+) (%d+) ')
+  local _, groups = string.match(args.row, '^(%d+) (%d+) ')
   if J.state == 'running' and num('unknown') == 0 and groups and my_generation == J.generation and
     my_nonce == J.nonce and redis.call('EXISTS', members) == 0 then
     set('adopted', '1', 'unknown', groups, 'frozen_until', text(now + lease_ms))
@@ -124,25 +124,26 @@ end
 -- adopted generation register themselves.
 local function adopt()
   mend_members()
-  local seen = tonumber(ARGV[3])
-  if tonumber(ARGV[5]) > num('restarts') then
-    set('restarts', text(tonumber(ARGV[5])))
+  local seen = tonumber(args.seen_generation)
+  if tonumber(args.seen_restarts) > num('restarts') then
+    set('restarts', text(tonumber(args.seen_restarts)))
   end
   if seen > num('generation') then
     redis.call('DEL', members, awaited, completed, busy)
-    local _, groups = string.match(ARGV[8], '^(%d+) (%d+) ')
-    local is_mine = my_generation == ARGV[3] and my_nonce == ARGV[4] and groups
-    set('state', 'running', 'generation', text(seen), 'nonce', ARGV[4], 'drain', '', 'change', '',
-      'excused', '', 'lost_host', '', 'over', '', 'max_step', '-1', 'rate', '0', 'adopted', '1',
-      'unknown', is_mine and groups or J.max_nodes, 'frozen_until', text(now + lease_ms))
+    local _, groups = string.match(args.row, '^(%d+) (%d+) ')
+    local is_mine = my_generation == args.seen_generation and my_nonce == args.seen_nonce and groups
+    set('state', 'running', 'generation', text(seen), 'nonce', args.seen_nonce, 'drain', '',
+      'change', '', 'excused', '', 'lost_host', '', 'over', '', 'max_step', '-1', 'rate', '0',
+      'adopted', '1', 'unknown', is_mine and groups or J.max_nodes,
+      'frozen_until', text(now + lease_ms))
     forget_failure()
   end
-  if J.adopted == '1' and num('unknown') > 0 and ARGV[8] ~= '' and
+  if J.adopted == '1' and num('unknown') > 0 and args.row ~= '' and
     my_generation == J.generation and my_nonce == J.nonce and
-    redis.call('HSETNX', members, node, ARGV[8]) == 1 then
+    redis.call('HSETNX', members, node, args.row) == 1 then
     redis.call('HDEL', joined, node)  -- it was waiting for the adopted generation
     redis.call('SADD', awaited, node)
-    local _, groups = string.match(ARGV[8], '^(%d+) (%d+) ')
+    local _, groups = string.match(args.row, '^(%d+) (%d+) ')
     set('unknown', text(math.max(0, tonumber(groups or '0') - redis.call('HLEN', members))))
   end
 end

@@ -1,6 +1,6 @@
 -- The node leaves for good: no other node waits for its lease to run out.
 --
--- ARGV  10 '1': its workers ended in a drain as all others do, and none was killed
+-- args  in_order  '1': its workers ended in a drain as all others do, and none was killed
 -- Outcome: ok
 redis.call('SADD', key('gone'), node)
 redis.call('PEXPIRE', key('gone'), J.ttl_ms)
@@ -8,7 +8,7 @@ local row = forget(node)
 if J.state ~= 'ended' then
   if row and redis.call('SREM', completed, node) == 0 then
     local cause = 'node ' .. host_of(row) .. ' left'
-    if J.change ~= '' and ARGV[10] == '1' then
+    if J.change ~= '' and args.in_order == '1' then
       change(cause)
     else
       change_unannounced(cause)

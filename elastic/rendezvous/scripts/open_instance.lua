@@ -3,22 +3,23 @@
 -- prelude.
 --
 -- KEYS  1 the counter of instances, 2 the instance given to this request (it may be sent again)
--- ARGV  1 the prefix of the run's keys
---       2 the wanted instance, or 0: chosen here
---       3 the token of this request, and of the job if it is new
---       4 '1': ARGV 2 and 3 name a job that the agent knows. Where the server has forgotten it,
---         it is made anew: under another number, if another job has that one. If that other job has
---         not begun, it is abandoned and its nodes come to this one
---       5 fingerprint, '' for none; 6 time to live of the keys in ms, 7 of the request in ms
---       8 lease in ms, 9 heartbeat in ms, 10 max_restarts, 11 min_nodes, 12 max_nodes
---       13 last call in ms, 14 no_progress_limit, 15 quarantine_strikes, 16 its cooldown in ms
---       17 max_node_losses, 18 scale-up delay in ms, 19 node_unit
+-- args  prefix       of the run's keys
+--       wanted       the wanted instance, or 0: chosen here
+--       token        of this request, and of the job if it is new
+--       is_known     '1': wanted and token name a job that the agent knows. Where the server has
+--                    forgotten it, it is made anew: under another number, if another job has that
+--                    one. If that other job has not begun, it is abandoned and its nodes come to
+--                    this one
+--       fingerprint  '' for none
+--       request_ttl_ms   time to live of the request
+--       The others are the job's fields of the same names, if it is new.
 -- Reply: {instance, token, lease in ms, max_restarts, min_nodes, max_nodes}: the job's own; and
 --        the policy by which the server evicts keys, or ''. The
 --        token is '' where the wanted instance does not exist.
 local server_time = redis.call('TIME')
 local now = string.format('%.0f', server_time[1] * 1000 + math.floor(server_time[2] / 1000))
-local prefix, wanted, token = ARGV[1], ARGV[2], ARGV[3]
+local prefix, wanted, token = args.prefix, args.wanted, args.token
+local open_set = open_key(prefix, args.fingerprint)
 
 local function job_of(instance)
   return prefix .. 'i' .. instance .. ':job'
@@ -29,9 +30,9 @@ local function refused_command()
   for _, command in ipairs(redis.acl_check_cmd and {
     {'GET', KEYS[1]}, {'SET', KEYS[1], '1'}, {'INCR', KEYS[1]}, {'PEXPIRE', KEYS[1], '1'},
     {'GET', KEYS[2]}, {'SET', KEYS[2], '1', 'PX', '1'},
-    {'ZADD', open_key(prefix, ARGV[5]), '1', '1'}, {'ZREM', open_key(prefix, ARGV[5]), '1'},
-    {'ZRANGE', open_key(prefix, ARGV[5]), '0', '-1'},
-    {'PEXPIRE', open_key(prefix, ARGV[5]), '1'},
+    {'ZADD', open_set, '1', '1'}, {'ZREM', open_set, '1'},
+    {'ZRANGE', open_set, '0', '-1'},
+    {'PEXPIRE', open_set, '1'},
   } or {}) do
     if not redis.acl_check_cmd(unpack(command)) then
       return command
@@ -47,11 +48,12 @@ end
 
 local function create(instance)
   local job = job_of(instance)
-  redis.call('HSET', job, 'token', token, 'fingerprint', ARGV[5], 'opened', now, 'tick', now,
-    'ttl_ms', ARGV[6], 'lease_ms', ARGV[8], 'heartbeat_ms', ARGV[9], 'max_restarts', ARGV[10],
-    'min_nodes', ARGV[11], 'max_nodes', ARGV[12], 'last_call_ms', ARGV[13],
-    'no_progress_limit', ARGV[14], 'quarantine_strikes', ARGV[15], 'cooldown_ms', ARGV[16],
-    'max_node_losses', ARGV[17], 'scale_up_delay_ms', ARGV[18], 'node_unit', ARGV[19])
+  redis.call('HSET', job, 'opened', now, 'tick', now)
+  for _, name in ipairs({'token', 'fingerprint', 'ttl_ms', 'lease_ms', 'heartbeat_ms',
+    'max_restarts', 'min_nodes', 'max_nodes', 'last_call_ms', 'no_progress_limit',
+    'quarantine_strikes', 'cooldown_ms', 'max_node_losses', 'scale_up_delay_ms', 'node_unit'}) do
+    redis.call('HSET', job, name, args[name])
+  end
   redis.call('HSET', job, 'state', 'forming', 'generation', '0', 'nonce', '', 'restarts', '0',
     'drain', '', 'drain_stop', '-1', 'change', '', 'excused', '', 'lost_host', '', 'losses', '0',
     'over', '', 'reason', '', 'charged', '0',
@@ -62,9 +64,9 @@ local function create(instance)
     'fail_cause', '', 'fail_host', '', 'fail_rank', '', 'fail_exit', '', 'fail_victim', '',
     'fail_at', '', 'fail_progress', '', 'fail_step', '-1', 'world_size', '0',
     'end_kind', '', 'end_exit', '0', 'end_reason', '')
-  redis.call('PEXPIRE', job, ARGV[6])
-  redis.call('ZADD', open_key(prefix, ARGV[5]), instance, instance)
-  redis.call('PEXPIRE', open_key(prefix, ARGV[5]), ARGV[6])
+  redis.call('PEXPIRE', job, args.ttl_ms)
+  redis.call('ZADD', open_set, instance, instance)
+  redis.call('PEXPIRE', open_set, args.ttl_ms)
 end
 
 -- Returns the server's policy where it evicts keys when its memory is short; '' where it evicts
@@ -78,8 +80,8 @@ end
 local function answer(instance)
   local found = redis.call('HMGET', job_of(instance), 'token', 'lease_ms', 'max_restarts',
     'min_nodes', 'max_nodes')
-  return {instance, found[1] or '', found[2] or ARGV[8], found[3] or ARGV[10],
-    found[4] or ARGV[11], found[5] or ARGV[12], evicting_policy()}
+  return {instance, found[1] or '', found[2] or args.lease_ms, found[3] or args.max_restarts,
+    found[4] or args.min_nodes, found[5] or args.max_nodes, evicting_policy()}
 end
 
 -- A server that lost the counter must not give a number out twice.
@@ -87,7 +89,7 @@ local function raise_counter(instance)
   if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(instance) then
     redis.call('SET', KEYS[1], instance)
   end
-  redis.call('PEXPIRE', KEYS[1], ARGV[6])
+  redis.call('PEXPIRE', KEYS[1], args.ttl_ms)
 end
 
 local function new_number()
@@ -104,13 +106,13 @@ end
 local function abandon(instance)
   redis.call('HSET', job_of(instance), 'state', 'ended', 'end_kind', 'abandoned', 'end_exit', '0',
     'end_reason', 'all nodes of the job were lost')
-  redis.call('ZREM', open_key(prefix, ARGV[5]), instance)
+  redis.call('ZREM', open_set, instance)
 end
 
 -- Returns another job of this run id that has begun in the meantime, under any number: a run id's
 -- job must not run twice. Abandons jobs that have not begun.
 local function successor()
-  for _, found in ipairs(open_jobs(prefix, ARGV[5])) do
+  for _, found in ipairs(open_jobs(prefix, args.fingerprint)) do
     local name, job = found[1], found[2]
     local freshest = redis.call('ZREVRANGE', job.base .. 'leases', 0, 0, 'WITHSCORES')
     if job.generation == '0' then
@@ -134,7 +136,7 @@ local function restore()
       return name
     end
   end
-  local other = ARGV[5] == '' and successor()
+  local other = args.fingerprint == '' and successor()
   if other then
     return other  -- the agent sees a different token
   end
@@ -142,7 +144,7 @@ local function restore()
     create(wanted)
     return wanted
   end
-  if found[2] ~= 'ended' and (found[3] ~= '0' or found[4] ~= ARGV[5]) then
+  if found[2] ~= 'ended' and (found[3] ~= '0' or found[4] ~= args.fingerprint) then
     return wanted  -- a job that has begun keeps its number; the agent sees a different token
   end
   if found[2] ~= 'ended' then
@@ -154,17 +156,17 @@ local function restore()
 end
 
 if wanted ~= '0' then
-  return answer(ARGV[4] == '1' and restore() or wanted)
+  return answer(args.is_known == '1' and restore() or wanted)
 end
 
 -- Returns the oldest open instance. Where agents meet by a fingerprint it must have a free seat.
 -- Abandons deserted instances.
 local function open_instance()
-  for _, found in ipairs(open_jobs(prefix, ARGV[5])) do
+  for _, found in ipairs(open_jobs(prefix, args.fingerprint)) do
     local name, job = found[1], found[2]
     if is_deserted(job, now) then
       abandon(name)
-    elseif ARGV[5] == '' or not is_full(job) then
+    elseif args.fingerprint == '' or not is_full(job) then
       return name
     end
   end
@@ -180,6 +182,6 @@ if given then
 end
 given = new_number()
 create(given)
-redis.call('SET', KEYS[2], given, 'PX', ARGV[7])
-redis.call('PEXPIRE', KEYS[1], ARGV[6])
+redis.call('SET', KEYS[2], given, 'PX', args.request_ttl_ms)
+redis.call('PEXPIRE', KEYS[1], args.ttl_ms)
 return answer(given)

@@ -6,16 +6,20 @@
 --       2 leases    sorted set: node -> the server's time in ms at which it counts as lost
 --       The job's other keys differ from these in their last word only, so that they live in the
 --       same slot; they are named in membership.lua and below.
--- ARGV  1 node, 2 token of the job
---       3 the highest generation that the node has seen, 4 its nonce, 5 the highest restart count
---       6 the generation that this request is about, 7 its nonce, 8 the node's own row in it or ''
---       9 the nonce of the next generation, used if this call starts it
+-- args  node
+--       token        of the job
+--       seen_generation, seen_nonce, seen_restarts   the highest generation and restart count that
+--                    the node has seen
+--       generation, nonce   the generation that this request is about
+--       row          the node's own row in that generation, or ''
+--       next_nonce   the nonce of the next generation, used if this call starts it
+--       The table in rendezvous_scripts.cc names the arguments of every script.
 -- Every reply is {outcome, generation, nonce, restarts, ...}. Outcomes of all transitions:
 --       unknown   the job does not exist: the server has lost its memory. Open the job again
 --       foreign   another job has this number. Open again too: the job may have another number
 local job_key, leases = KEYS[1], KEYS[2]
-local node, token = ARGV[1], ARGV[2]
-local my_generation, my_nonce = ARGV[6], ARGV[7]
+local node, token = args.node, args.token
+local my_generation, my_nonce = args.generation, args.nonce
 
 local server_time = redis.call('TIME')
 local now = server_time[1] * 1000 + math.floor(server_time[2] / 1000)

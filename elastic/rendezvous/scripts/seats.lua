@@ -176,7 +176,7 @@ local function write_rows(by_rank)
 end
 
 local function start_generation()
-  if num('generation') > 0 and not settle() then
+  if num('generation') > 0 and not conclude() then
     return
   end
   if num('generation') > 0 then
@@ -186,7 +186,7 @@ local function start_generation()
   local by_rank = seat(choose())
   local world = write_rows(by_rank)
   forget_failure()
-  set('state', 'running', 'generation', text(num('generation') + 1), 'nonce', ARGV[9],
+  set('state', 'running', 'generation', text(num('generation') + 1), 'nonce', args.next_nonce,
     'world_size', text(world), 'drain', '', 'change', '', 'excused', '', 'lost_host', '',
     'over', '', 'max_step', '-1', 'rate', '0', 'median', '-1', 'unknown', '0', 'adopted', '0',
     'last_call_at', '0', 'first_step', '-1', 'after_drain', was_drained and '1' or '0',

@@ -1,6 +1,6 @@
 -- The node is lost: it goes down with its agent, and its last failure report was of that. Gives
--- back the charge of the report. ARGV 6 and 7: the generation of the report; the next one may have
--- begun.
+-- back the charge of the report. args.generation and args.nonce: the generation of the report; the
+-- next one may have begun.
 --
 -- Outcomes: ok; ended + kind + exit code + reason: too late
 --           reopen

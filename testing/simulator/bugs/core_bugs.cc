@@ -122,7 +122,7 @@ class ChangesItsMind final : public CoreTamper {
     for (Core::Action& action : actions) {
       auto* const call = std::get_if<Core::CallScript>(&action);
       if (call == nullptr || call->script != ScriptName::kJoin || sent_++ == 0) continue;
-      std::string& offer = call->args.at(kOffer);
+      std::string& offer = call->args.at(elastic::ArgumentIndex(call->script, "offer"));
       std::vector<std::string> words = absl::StrSplit(offer, absl::MaxSplits(' ', 2));
       int port = 0;
       if (!absl::SimpleAtoi(words.at(1), &port)) continue;
@@ -132,7 +132,6 @@ class ChangesItsMind final : public CoreTamper {
   }
 
  private:
-  static constexpr int kOffer = 9;
   int sent_ = 0;
 };
 
@@ -161,12 +160,9 @@ class TellsNoGeneration final : public CoreTamper {
     for (Core::Action& action : actions) {
       auto* const call = std::get_if<Core::CallScript>(&action);
       if (call != nullptr && call->script != ScriptName::kOpenInstance)
-        call->args.at(kSeen).assign(1, '0');
+        call->args.at(elastic::ArgumentIndex(call->script, "seen_generation")) = "0";
     }
   }
-
- private:
-  static constexpr int kSeen = 2;
 };
 
 template <typename Tamper, typename... Args>

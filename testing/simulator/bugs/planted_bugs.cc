@@ -52,7 +52,7 @@ std::vector<PlantedBug> ScriptBugs() {
       {.name = "free_losses",
        .what = "lost nodes are free without bound",
        .symptom = "losses, the budget is",
-       .edits = {{.from = "return J.lost_host == '' or settle_loss()", .to = "return true"}},
+       .edits = {{.from = "return J.lost_host == '' or count_loss()", .to = "return true"}},
        .first_seed = 30000039},
       {.name = "free_in_a_drain",
        .what = "a failure on the way to a common step is free",
