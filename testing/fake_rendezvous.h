@@ -17,7 +17,7 @@ namespace ddp::testing {
 
 // Implements Rendezvous in memory, for a job of one node. Answers in the next turn of the event
 // loop, counts restarts against the budget, and is out of reach when the test wants that. Notifies
-// its watcher by itself of two events: a drain after Drain(), and the job's end after Complete().
+// its watcher by itself of two events: a drain after a drain, and the job's end after a completion.
 // Thread-compatible.
 class FakeRendezvous final : public elastic::Rendezvous {
  public:
@@ -26,10 +26,10 @@ class FakeRendezvous final : public elastic::Rendezvous {
 
   // Makes every later request fail with `reach`. OK makes requests succeed again.
   void SetReach(absl::Status reach) { reach_ = std::move(reach); }
-  // Leaves later requests unanswered until the next Leave() or TakeBack(), which answers.
+  // Leaves later requests unanswered until the next leave or take-back, which is answered.
   void StopAnswering() { answers_ = false; }
   // Notifies the watcher, as a real rendezvous does by itself.
-  void Tell(const elastic::News& news) const { on_news_(news); }
+  void Notify(const elastic::News& news) const { on_news_(news); }
   // Gives this node `placement` in the next rounds; by default it is the only node.
   void SetPlacement(elastic::NodePlacement placement) { placement_ = std::move(placement); }
   // Sets the result of median_busy_us().
@@ -37,16 +37,7 @@ class FakeRendezvous final : public elastic::Rendezvous {
   // Sets the result of at_work().
   void SetAtWork(std::optional<elastic::RankAtWork> rank) { at_work_ = std::move(rank); }
 
-  void Join(const elastic::NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
-  void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) override;
-  void Complete(const elastic::GenerationId& generation, absl::Duration timeout,
-                Done done) override;
-  void Drain(const elastic::GenerationId& generation, const std::string& cause,
-             absl::Duration timeout, Done done) override;
-  void TakeBack(const elastic::GenerationId& generation, absl::Duration timeout,
-                Done done) override;
-  void Leave(bool in_order, absl::Duration timeout, Done done) override;
-  void Close(const elastic::JobEnd& end, absl::Duration timeout, Done done) override;
+  void Ask(const elastic::RendezvousRequest& request, absl::Duration timeout, Done done) override;
   void Cancel() override;
   void SetReport(const elastic::NodeReport& report) override { report_ = report; }
   int64_t median_busy_us() const override { return median_busy_us_; }
@@ -62,7 +53,16 @@ class FakeRendezvous final : public elastic::Rendezvous {
   const elastic::NodeReport& report() const { return report_; }
 
  private:
-  void Answer(std::string request, std::function<void()> answer);
+  // Records a request's name and, in the next turn, carries the request out.
+  elastic::RendezvousAnswer Do(const elastic::JoinRequest& request);
+  elastic::RendezvousAnswer Do(const elastic::FailureRequest& request);
+  elastic::RendezvousAnswer Do(const elastic::CompleteRequest& request);
+  elastic::RendezvousAnswer Do(const elastic::DrainRequest& request);
+  elastic::RendezvousAnswer Do(const elastic::TakeBackRequest& request);
+  elastic::RendezvousAnswer Do(const elastic::LeaveRequest& request);
+  elastic::RendezvousAnswer Do(const elastic::CloseRequest& request);
+  // Notifies the watcher in a later turn, as by a push.
+  void NotifySoon(elastic::News news);
 
   EventLoop* const loop_;
   const int max_restarts_;

@@ -87,23 +87,19 @@ struct Agent::State {
   void Post(AgentEvent event);
   void ArmDeadline();
   void OnNews(const News& news);
-  void OnJoined(absl::StatusOr<JoinAnswer> answer);
+  void OnRound(const Round& joined);
   void Report();
 
-  void Do(const JoinAction& action);
-  void Do(const ReportFailureAction& action);
-  void Do(const CompleteAction& action);
-  void Do(const DrainAction& action);
-  void Do(const CloseAction& action);
-  void Do(const TakeBackAction& action);
-  void Do(const LeaveAction& action);
-  void Do(const CancelRequestAction& action);
-  void Do(const StartWorkersAction& action);
-  void Do(const SignalWorkersAction& action);
-  void Do(const StopWorkersAction& action);
-  void Do(const KillStraysAction& action);
+  void Do(const RequestAction& action);
+  void Do(const CancelRequestAction&) { rendezvous.Cancel(); }
+  void Do(const StartWorkersAction&) { workers.Start(round); }
+  void Do(const SignalWorkersAction& a) { workers.Signal(a.signal, a.local_ranks); }
+  void Do(const StopWorkersAction& action) { workers.Stop(action); }
+  void Do(const KillStraysAction&) { workers.KillStrays(); }
   void Do(const LogRestartAction& action);
-  void Do(const FallSilentAction& action);
+  void Do(const FallSilentAction&) {
+    if (on_silent) on_silent();
+  }
   void Do(const FinishAction& action);
 
   const LaunchConfig config;
@@ -328,75 +324,52 @@ void Agent::State::Report() {
   if (workers.TakeProgress()) Post(ProgressEvent{});
 }
 
-void Agent::State::Do(const JoinAction& action) {
-  const absl::StatusOr<int> port = worker_store.Prepare();
-  if (!port.ok()) return Post(JoinedEvent{port.status()});
-  event_log.Joining(core.generation(), {.nodes_min = config.job.limits.min_nodes,
-                                        .nodes_max = config.job.limits.max_nodes,
-                                        .nproc = config.nproc_per_node});
-  const NodeOffer offer = {.nproc = config.nproc_per_node,
-                           .role = config.job.role,
-                           .host = config.host,
-                           .master_addr = config.master_addr,
-                           .master_port = *port,
-                           .node_rank = config.node_rank};
-  rendezvous.Join(offer, action.timeout,
-                  [this](absl::StatusOr<JoinAnswer> answer) { OnJoined(std::move(answer)); });
-}
-
-void Agent::State::OnJoined(absl::StatusOr<JoinAnswer> answer) {
-  if (answer.ok() && std::holds_alternative<Round>(*answer)) {
-    round = std::get<Round>(*answer);
-    const NodePlacement& place = round.placement;
-    worker_store.Settle(/*serves=*/place.group_rank == 0);
-    status.BeginGeneration({.number = round.generation.number,
-                            .nonce = round.generation.nonce,
-                            .reason = round.reason,
-                            .restarts = round.restarts,
-                            .group_rank = place.group_rank,
-                            .nodes = place.group_world_size,
-                            .world_size = place.world_size});
-    if (!round.run_id.empty()) event_log.SetRunId(round.run_id);
-    event_log.Joined(round.generation.number, {.nonce = round.generation.nonce,
-                                               .group_rank = place.group_rank,
-                                               .nodes = place.group_world_size,
-                                               .world_size = place.world_size,
-                                               .first_rank = place.first_rank,
-                                               .nproc = place.local_world_size,
-                                               .restarts = round.restarts});
+// Adds to a request what AgentCore does not know.
+void Agent::State::Do(const RequestAction& action) {
+  RendezvousRequest request = action.request;
+  if (auto* const join = std::get_if<JoinRequest>(&request)) {
+    const absl::StatusOr<int> port = worker_store.Prepare();
+    if (!port.ok()) return Post(AnsweredEvent{request, port.status()});
+    event_log.Joining(core.generation(), {.nodes_min = config.job.limits.min_nodes,
+                                          .nodes_max = config.job.limits.max_nodes,
+                                          .nproc = config.nproc_per_node});
+    join->offer = {.nproc = config.nproc_per_node,
+                   .role = config.job.role,
+                   .host = config.host,
+                   .master_addr = config.master_addr,
+                   .master_port = *port,
+                   .node_rank = config.node_rank};
+  } else if (auto* const failure = std::get_if<FailureRequest>(&request)) {
+    failure->step = status.highest_step();
+    failure->progress_known = workers.progress_known();
+  } else if (std::holds_alternative<DrainRequest>(request)) {
+    Report();  // the common step depends on this node's step
   }
-  Post(JoinedEvent{std::move(answer)});
-}
-
-void Agent::State::Do(const ReportFailureAction& action) {
-  Rendezvous::Failure failure = {.generation = round.generation,
-                                 .rank = action.rank,
-                                 .cause = action.cause,
-                                 .is_victim = action.is_victim,
-                                 .is_unprompted = action.is_unprompted};
-  failure.exit_code = action.exit_code;
-  failure.instead_of = action.instead_of;
-  failure.step = status.highest_step();
-  failure.progress_known = workers.progress_known();
-  rendezvous.ReportFailure(failure, action.timeout, [this](absl::StatusOr<FailureVerdict> verdict) {
-    Post(VerdictEvent{std::move(verdict)});
+  rendezvous.Ask(request, action.timeout, [this, request](const RendezvousAnswer& answer) {
+    if (answer.ok() && std::holds_alternative<Round>(*answer)) OnRound(std::get<Round>(*answer));
+    Post(AnsweredEvent{request, answer});
   });
 }
 
-void Agent::State::Do(const CompleteAction& action) {
-  rendezvous.Complete(round.generation, action.timeout,
-                      [this](absl::Status status) { Post(CompletedEvent{std::move(status)}); });
-}
-
-void Agent::State::Do(const DrainAction& action) {
-  Report();  // the common step depends on this node's step
-  rendezvous.Drain(round.generation, action.cause, action.timeout,
-                   [this](absl::Status status) { Post(DrainedEvent{std::move(status)}); });
-}
-
-void Agent::State::Do(const CloseAction& action) {
-  rendezvous.Close(action.end, action.timeout,
-                   [this](absl::Status status) { Post(ClosedEvent{std::move(status)}); });
+void Agent::State::OnRound(const Round& joined) {
+  round = joined;
+  const NodePlacement& place = round.placement;
+  worker_store.Serve(/*serves=*/place.group_rank == 0);
+  status.BeginGeneration({.number = round.generation.number,
+                          .nonce = round.generation.nonce,
+                          .reason = round.reason,
+                          .restarts = round.restarts,
+                          .group_rank = place.group_rank,
+                          .nodes = place.group_world_size,
+                          .world_size = place.world_size});
+  if (!round.run_id.empty()) event_log.SetRunId(round.run_id);
+  event_log.Joined(round.generation.number, {.nonce = round.generation.nonce,
+                                             .group_rank = place.group_rank,
+                                             .nodes = place.group_world_size,
+                                             .world_size = place.world_size,
+                                             .first_rank = place.first_rank,
+                                             .nproc = place.local_world_size,
+                                             .restarts = round.restarts});
 }
 
 // Called before each end of a worker too: if both ends are seen in one look, the keeper's counts
@@ -409,37 +382,11 @@ void Agent::State::LookForKeeper() {
   Post(KeeperGoneEvent{});
 }
 
-void Agent::State::Do(const TakeBackAction& action) {
-  rendezvous.TakeBack(action.generation, action.timeout,
-                      [this](absl::Status status) { Post(TakenBackEvent{std::move(status)}); });
-}
-
-void Agent::State::Do(const LeaveAction& action) {
-  rendezvous.Leave(action.in_order, action.timeout,
-                   [this](absl::Status status) { Post(LeftEvent{std::move(status)}); });
-}
-
-void Agent::State::Do(const CancelRequestAction&) { rendezvous.Cancel(); }
-
-void Agent::State::Do(const StartWorkersAction&) { workers.Start(round); }
-
-void Agent::State::Do(const SignalWorkersAction& action) {
-  workers.Signal(action.signal, action.local_ranks);
-}
-
-void Agent::State::Do(const StopWorkersAction& action) { workers.Stop(action); }
-
-void Agent::State::Do(const KillStraysAction&) { workers.KillStrays(); }
-
 void Agent::State::Do(const LogRestartAction& action) {
   if (!action.charged) return;  // GenerationOver or Drains has logged the reason
   event_log.Restarted(round.generation.number, {.restart = action.restart,
                                                 .max_restarts = config.job.limits.max_restarts,
                                                 .reason = action.reason});
-}
-
-void Agent::State::Do(const FallSilentAction&) {
-  if (on_silent) on_silent();
 }
 
 void Agent::State::Do(const FinishAction& action) {

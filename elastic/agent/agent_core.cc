@@ -134,15 +134,20 @@ void AgentCore::Do(Action action) {
   decision_.actions.emplace_back(std::in_place_type<Action>, std::move(action));
 }
 
-template <typename Action>
-void AgentCore::Ask(Action request) {
+void AgentCore::Ask(RendezvousRequest request, absl::Duration timeout) {
   CancelRequest();
-  asked_ = true;
-  Do(std::move(request));
+  asked_ = request.index();
+  Do(RequestAction{std::move(request), timeout});
 }
 
 void AgentCore::CancelRequest() {
-  if (std::exchange(asked_, false)) Do(CancelRequestAction{});
+  if (std::exchange(asked_, std::nullopt).has_value()) Do(CancelRequestAction{});
+}
+
+void AgentCore::On(const AnsweredEvent& event) {
+  if (asked_ != event.request.index()) return;  // the request was cancelled in the meantime
+  asked_.reset();
+  std::visit([&](const auto& request) { OnAnswer(request, event.answer); }, event.request);
 }
 
 // Joining. ----------------------------------------------------------------------------------------
@@ -152,14 +157,12 @@ void AgentCore::On(const StartEvent&) { JoinNext(); }
 void AgentCore::JoinNext() {
   phase_ = Phase::kJoining;
   deadline_ = absl::InfiniteFuture();
-  Ask(JoinAction{job_.times.rendezvous_timeout});
+  Ask(JoinRequest{}, job_.times.rendezvous_timeout);
 }
 
-void AgentCore::On(const JoinedEvent& event) {
-  if (phase_ != Phase::kJoining) return;  // overtaken by a signal
-  asked_ = false;
-  if (!event.answer.ok()) {
-    const absl::Status& status = event.answer.status();
+void AgentCore::OnAnswer(const JoinRequest&, const RendezvousAnswer& answer) {
+  if (!answer.ok()) {
+    const absl::Status& status = answer.status();
     const std::string cause(status.message());
     const JobEndReason end = absl::IsDeadlineExceeded(status) ? JobEndReason::kRendezvousTimeout
                              : absl::IsUnavailable(status)    ? JobEndReason::kStoreLost
@@ -169,11 +172,11 @@ void AgentCore::On(const JoinedEvent& event) {
                    : absl::StrCat(last_cause_, ", and the job cannot restart: ", cause));
     return;
   }
-  if (const auto* end = std::get_if<JobEnd>(&*event.answer)) {
+  if (const auto* end = std::get_if<JobEnd>(&*answer)) {
     LeaveBecause(*end);
     return;
   }
-  OnRound(std::get<Round>(*event.answer));
+  OnRound(std::get<Round>(*answer));
 }
 
 void AgentCore::OnRound(const Round& round) {
@@ -338,20 +341,18 @@ void AgentCore::ReportFailures() {
   const bool restart_possible = job_.limits.max_nodes > 1 || restarts_ < job_.limits.max_restarts;
   reported_at_ = now_;
   reported_generation_ = round_.generation;
-  Ask(ReportFailureAction{
-      .rank = next->rank,
-      .cause = Cause(*next),
-      .is_victim = next->is_victim,
-      .is_unprompted = next->is_unprompted,
-      .exit_code = ShellExitCode(next->status),
-      .timeout = restart_possible ? job_.times.rendezvous_timeout : job_.times.farewell_timeout,
-      .instead_of = failures_.told_instead_of()});
+  Ask(FailureRequest{.generation = round_.generation,
+                     .rank = next->rank,
+                     .cause = Cause(*next),
+                     .is_victim = next->is_victim,
+                     .is_unprompted = next->is_unprompted,
+                     .exit_code = ShellExitCode(next->status),
+                     .instead_of = failures_.told_instead_of()},
+      restart_possible ? job_.times.rendezvous_timeout : job_.times.farewell_timeout);
 }
 
-void AgentCore::On(const VerdictEvent& event) {
-  if (phase_ != Phase::kStopping) return;  // overtaken by a signal
-  asked_ = false;
-  verdict_ = event.verdict;
+void AgentCore::OnAnswer(const FailureRequest&, const RendezvousAnswer& answer) {
+  verdict_ = AnswerAs<FailureVerdict>(answer);
   ReportFailures();
   if (all_ended()) ConcludeStop();
 }
@@ -419,23 +420,21 @@ void AgentCore::ConcludeStop() {
 void AgentCore::Complete() {
   phase_ = Phase::kCompleting;
   // Without this request, other nodes would count this node's leave as a loss.
-  Ask(CompleteAction{job_.limits.max_nodes > 1
-                         ? std::max(job_.times.farewell_timeout, kCompletedOutage)
-                         : job_.times.farewell_timeout});
+  Ask(CompleteRequest{round_.generation},
+      job_.limits.max_nodes > 1 ? std::max(job_.times.farewell_timeout, kCompletedOutage)
+                                : job_.times.farewell_timeout);
 }
 
-void AgentCore::On(const CompletedEvent& event) {
-  if (phase_ != Phase::kCompleting) return;
-  asked_ = false;
-  if (event.status.ok()) {
+void AgentCore::OnAnswer(const CompleteRequest&, const RendezvousAnswer& answer) {
+  if (answer.ok()) {
     // Other nodes still run. If one of them fails, this node takes part in the next generation.
     deadline_ = now_ + job_.times.exit_barrier_timeout;
     return;
   }
-  if (absl::IsAborted(event.status)) return JoinNext();
+  if (absl::IsAborted(answer.status())) return JoinNext();
   // The workers have succeeded, even if the store cannot be informed.
   decision_.reason = absl::StrCat("the workers have succeeded, but the rendezvous was not told: ",
-                                  std::string(event.status.message()));
+                                  std::string(answer.status().message()));
   Leave(JobEndReason::kSucceeded, "");
 }
 
@@ -648,8 +647,9 @@ void AgentCore::ShutDown(int signal) {
   const bool others = round_.placement.group_world_size > 1;
   if (others) {
     // Drain before the first worker ends, so that no node counts its end as a failure.
-    Ask(DrainAction{absl::StrCat("node ", host_, " leaves (", SignalName(signal), ")"),
-                    job_.times.farewell_timeout});
+    Ask(DrainRequest{round_.generation,
+                     absl::StrCat("node ", host_, " leaves (", SignalName(signal), ")")},
+        job_.times.farewell_timeout);
   }
   if (limit <= absl::ZeroDuration()) {
     decision_.reason = absl::StrCat(received, ": killing ", Count(living_.size(), "worker"));
@@ -662,13 +662,11 @@ void AgentCore::ShutDown(int signal) {
   if (!others) StopWorkers(signal, std::nullopt);
 }
 
-void AgentCore::On(const DrainedEvent& event) {
-  if (phase_ != Phase::kShuttingDown || !asked_) return;
-  asked_ = false;
+void AgentCore::OnAnswer(const DrainRequest&, const RendezvousAnswer& answer) {
   // After OK, kDrain follows with the step at which all nodes stop.
-  if (absl::IsAborted(event.status)) {
+  if (absl::IsAborted(answer.status())) {
     HurryShutDown();
-  } else if (!event.status.ok() && !stop_sent_) {
+  } else if (!answer.ok() && !stop_sent_) {
     StopWorkers(shutdown_signal_, std::nullopt);
   }
 }
@@ -722,9 +720,9 @@ void AgentCore::ConcludeShutDown() {
     // Close the job, so that no other node waits for this one.
     phase_ = Phase::kClosing;
     end_text_ = abandon_text_;
-    Ask(CloseAction{{.kind = JobEnd::Kind::kClosed,
-                     .reason = absl::StrCat("node ", host_, ": ", abandon_text_)},
-                    job_.times.farewell_timeout});
+    Ask(CloseRequest{{.kind = JobEnd::Kind::kClosed,
+                      .reason = absl::StrCat("node ", host_, ": ", abandon_text_)}},
+        job_.times.farewell_timeout);
   } else if (abandoned_.has_value()) {
     Leave(*abandoned_, abandon_text_);
   } else {
@@ -732,8 +730,8 @@ void AgentCore::ConcludeShutDown() {
   }
 }
 
-void AgentCore::On(const ClosedEvent&) {
-  if (phase_ == Phase::kClosing) Leave(*abandoned_, abandon_text_);
+void AgentCore::OnAnswer(const CloseRequest&, const RendezvousAnswer&) {
+  Leave(*abandoned_, abandon_text_);
 }
 
 // Deadlines. --------------------------------------------------------------------------------------
@@ -898,12 +896,11 @@ void AgentCore::Leave(JobEndReason end, std::string text) {
   end_text_ = std::move(text);
   const WorkerFailure* const root = RootCauseHere();
   if (root_exit_code_ == 0 && root != nullptr) root_exit_code_ = ShellExitCode(root->status);
-  Ask(LeaveAction{in_order_, job_.times.farewell_timeout});
+  Ask(LeaveRequest{in_order_}, job_.times.farewell_timeout);
 }
 
-void AgentCore::On(const LeftEvent&) {
-  // The result of LeaveAction does not matter: the lease runs out in any case.
-  if (phase_ != Phase::kLeaving) return;
+// The answer does not matter: the lease runs out in any case.
+void AgentCore::OnAnswer(const LeaveRequest&, const RendezvousAnswer&) {
   phase_ = Phase::kFinished;
   Do(FinishAction{result().exit_code});
 }
@@ -915,14 +912,13 @@ void AgentCore::On(const KeeperGoneEvent&) {
   deadline_ = store_deadline_ = strays_deadline_ = absl::InfiniteFuture();
   CancelRequest();
   if (job_.limits.max_nodes > 1 && now_ - reported_at_ <= kTakeBackWindow) {
-    Ask(TakeBackAction{reported_generation_, job_.times.farewell_timeout});
+    Ask(TakeBackRequest{reported_generation_}, job_.times.farewell_timeout);
   } else {
     Do(FallSilentAction{});
   }
 }
 
-void AgentCore::On(const TakenBackEvent&) {
-  asked_ = false;
+void AgentCore::OnAnswer(const TakeBackRequest&, const RendezvousAnswer&) {
   Do(FallSilentAction{});
 }
 

@@ -1,6 +1,7 @@
 #ifndef DDP_ELASTIC_AGENT_AGENT_CORE_H_
 #define DDP_ELASTIC_AGENT_AGENT_CORE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -115,7 +116,7 @@ class AgentCore {
   };
 
   void On(const StartEvent& event);
-  void On(const JoinedEvent& event);
+  void On(const AnsweredEvent& event);
   void On(const WorkersStartedEvent& event);
   void On(const WorkerExitedEvent& event);
   void On(const StraysGoneEvent& event);
@@ -124,16 +125,18 @@ class AgentCore {
   void On(const StepEvent& event);
   void On(const EndingEvent& event);
   void On(const ProgressEvent& event);
-  void On(const VerdictEvent& event);
-  void On(const CompletedEvent& event);
-  void On(const DrainedEvent& event);
-  void On(const ClosedEvent& event);
-  void On(const TakenBackEvent& event);
-  void On(const LeftEvent& event);
   void On(const NewsEvent& event);
   void On(const SignalEvent& event);
   void On(const KeeperGoneEvent& event);
   void On(const TickEvent& event);
+
+  void OnAnswer(const JoinRequest&, const RendezvousAnswer& answer);
+  void OnAnswer(const FailureRequest&, const RendezvousAnswer& answer);
+  void OnAnswer(const CompleteRequest&, const RendezvousAnswer& answer);
+  void OnAnswer(const DrainRequest&, const RendezvousAnswer& answer);
+  void OnAnswer(const CloseRequest&, const RendezvousAnswer& answer);
+  void OnAnswer(const TakeBackRequest&, const RendezvousAnswer& answer);
+  void OnAnswer(const LeaveRequest&, const RendezvousAnswer& answer);
 
   void JoinNext();
   void OnRound(const Round& round);
@@ -173,8 +176,8 @@ class AgentCore {
   void OnStuck();
   void LeaveStuck();
   void SignalAll(int signal);
-  template <typename Action>
-  void Ask(Action request);  // cancels the outstanding request, if any
+  // Cancels the outstanding request, if any.
+  void Ask(RendezvousRequest request, absl::Duration timeout);
   void CancelRequest();
   template <typename Action>
   void Do(Action action);
@@ -197,8 +200,8 @@ class AgentCore {
   absl::Time told_limit_ = absl::InfiniteFuture();
   // Finite while processes that workers left behind are being killed.
   absl::Time strays_deadline_ = absl::InfiniteFuture();
-  Decision decision_;   // being built by the current Step
-  bool asked_ = false;  // a request is outstanding
+  Decision decision_;            // being built by the current Step
+  std::optional<size_t> asked_;  // index of the outstanding request in its variant
 
   Round round_;           // the last round
   std::set<int> living_;  // local ranks of workers that run or are still to be started

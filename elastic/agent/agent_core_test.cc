@@ -186,10 +186,10 @@ class Story final : public ::ddp::testing::StoryPlayer {
     if (event == "start") return StartEvent{};
     if (event == "round") {
       const absl::Status answer = Answer(words);
-      if (!answer.ok()) return JoinedEvent{answer};
-      return JoinedEvent{JoinAnswer(NextRound(words))};
+      if (!answer.ok()) return AnsweredEvent{JoinRequest{}, answer};
+      return AnsweredEvent{JoinRequest{}, NextRound(words)};
     }
-    if (event == "ended") return JoinedEvent{JoinAnswer(MakeEnd(words, 1))};
+    if (event == "ended") return AnsweredEvent{JoinRequest{}, MakeEnd(words, 1)};
     if (event == "started") {
       WorkersStartedEvent started;
       const int count = words.size() > 1 ? Number(words[1]) : nproc_;
@@ -226,12 +226,12 @@ class Story final : public ::ddp::testing::StoryPlayer {
                              .is_victim = words.back() == "victim"};
     }
     if (event == "verdict") return MakeVerdict(words);
-    if (event == "completed") return CompletedEvent{Answer(words)};
-    if (event == "drained") return DrainedEvent{Answer(words)};
-    if (event == "closed") return ClosedEvent{Answer(words)};
+    if (event == "completed") return AnsweredEvent{CompleteRequest{}, AnswerOf(Answer(words))};
+    if (event == "drained") return AnsweredEvent{DrainRequest{}, AnswerOf(Answer(words))};
+    if (event == "closed") return AnsweredEvent{CloseRequest{}, AnswerOf(Answer(words))};
     if (event == "keeper") return KeeperGoneEvent{};
-    if (event == "takenback") return TakenBackEvent{Answer(words)};
-    if (event == "left") return LeftEvent{Answer(words)};
+    if (event == "takenback") return AnsweredEvent{TakeBackRequest{}, AnswerOf(Answer(words))};
+    if (event == "left") return AnsweredEvent{LeaveRequest{}, AnswerOf(Answer(words))};
     if (event == "signal") return SignalEvent{Signal(words.at(1))};
     if (std::optional<NewsEvent> news = MakeNews(words); news.has_value()) return *news;
     ADD_FAILURE() << "unknown event " << event;
@@ -258,7 +258,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
   AgentEvent MakeVerdict(const std::vector<std::string>& words) {
     const std::string& decision = words.at(1);
     FailureVerdict verdict;
-    if (decision == "unreachable") return VerdictEvent{Answer(words)};
+    if (decision == "unreachable") return AnsweredEvent{FailureRequest{}, Answer(words)};
     if (decision == "restart") {
       verdict.decision = FailureVerdict::Decision::kRestart;
       restart_reason_ = From(words, 2);
@@ -268,7 +268,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
       verdict.decision = FailureVerdict::Decision::kEnded;
       verdict.end = MakeEnd(words, 1);
     }
-    return VerdictEvent{verdict};
+    return AnsweredEvent{FailureRequest{}, verdict};
   }
 
   std::vector<std::string> Step(const AgentEvent& event) {

@@ -1,5 +1,7 @@
 #include "elastic/agent/agent_events.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "elastic/agent/worker_failure.h"
@@ -7,42 +9,40 @@
 namespace ddp::elastic {
 namespace {
 
-std::string Within(absl::Duration timeout) {
-  return absl::StrCat(" within ", absl::FormatDuration(timeout));
-}
-
 std::string LocalRanks(const std::vector<int>& local_ranks) {
   return absl::StrCat(" local ranks ", absl::StrJoin(local_ranks, " "));
 }
 
-std::string Describe(const JoinAction& a) { return absl::StrCat("join", Within(a.timeout)); }
+// Returns the request's name, and its further content.
+std::pair<std::string, std::string> Describe(const JoinRequest&) { return {"join", ""}; }
 
-std::string Describe(const ReportFailureAction& a) {
-  return absl::StrCat("report rank ", a.rank, a.is_victim ? " as a victim" : "",
-                      a.is_unprompted ? " unprompted" : "",
-                      a.instead_of >= 0 ? absl::StrCat(" instead of rank ", a.instead_of) : "",
-                      Within(a.timeout), ": ", a.cause);
+std::pair<std::string, std::string> Describe(const FailureRequest& r) {
+  return {absl::StrCat("report rank ", r.rank, r.is_victim ? " as a victim" : "",
+                       r.is_unprompted ? " unprompted" : "",
+                       r.instead_of >= 0 ? absl::StrCat(" instead of rank ", r.instead_of) : ""),
+          r.cause};
 }
 
-std::string Describe(const CompleteAction& a) {
-  return absl::StrCat("complete", Within(a.timeout));
+std::pair<std::string, std::string> Describe(const CompleteRequest&) { return {"complete", ""}; }
+
+std::pair<std::string, std::string> Describe(const DrainRequest& r) { return {"drain", r.cause}; }
+
+std::pair<std::string, std::string> Describe(const TakeBackRequest& r) {
+  return {absl::StrCat("take back the report of generation ", r.generation.number), ""};
 }
 
-std::string Describe(const DrainAction& a) {
-  return absl::StrCat("drain", Within(a.timeout), ": ", a.cause);
+std::pair<std::string, std::string> Describe(const LeaveRequest& r) {
+  return {r.in_order ? "leave in order" : "leave", ""};
 }
 
-std::string Describe(const CloseAction& a) {
-  return absl::StrCat("close", Within(a.timeout), ": ", a.end.reason);
+std::pair<std::string, std::string> Describe(const CloseRequest& r) {
+  return {"close", r.end.reason};
 }
 
-std::string Describe(const TakeBackAction& a) {
-  return absl::StrCat("take back the report of generation ", a.generation.number,
-                      Within(a.timeout));
-}
-
-std::string Describe(const LeaveAction& a) {
-  return absl::StrCat("leave", a.in_order ? " in order" : "", Within(a.timeout));
+std::string Describe(const RequestAction& a) {
+  const auto [name, content] = std::visit([](const auto& r) { return Describe(r); }, a.request);
+  return absl::StrCat(name, " within ", absl::FormatDuration(a.timeout),
+                      content.empty() ? "" : ": ", content);
 }
 
 std::string Describe(const CancelRequestAction&) { return "cancel the request"; }

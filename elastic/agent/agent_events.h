@@ -22,27 +22,10 @@ namespace ddp::elastic {
 
 struct StartEvent {};
 
-// Answers to the requests below. A cancelled request gets no answer.
-struct JoinedEvent {
-  absl::StatusOr<JoinAnswer> answer;
-};
-struct VerdictEvent {
-  absl::StatusOr<FailureVerdict> verdict;
-};
-struct CompletedEvent {
-  absl::Status status;
-};
-struct DrainedEvent {
-  absl::Status status;
-};
-struct ClosedEvent {
-  absl::Status status;
-};
-struct TakenBackEvent {
-  absl::Status status;
-};
-struct LeftEvent {
-  absl::Status status;
+// Answers the last RequestAction. A cancelled request gets no answer.
+struct AnsweredEvent {
+  RendezvousRequest request;
+  RendezvousAnswer answer;
 };
 
 // Answers StartWorkersAction: WorkerGroup posts one for each action. `started` lists the local
@@ -115,44 +98,16 @@ struct KeeperGoneEvent {};
 struct TickEvent {};
 
 using AgentEvent =
-    std::variant<StartEvent, JoinedEvent, WorkersStartedEvent, WorkerExitedEvent, StraysGoneEvent,
+    std::variant<StartEvent, AnsweredEvent, WorkersStartedEvent, WorkerExitedEvent, StraysGoneEvent,
                  WorkerHungEvent, WorkerStuckEvent, StepEvent, ProgressEvent, EndingEvent,
-                 VerdictEvent, CompletedEvent, DrainedEvent, ClosedEvent, TakenBackEvent, LeftEvent,
                  NewsEvent, SignalEvent, KeeperGoneEvent, TickEvent>;
 
 // Actions of an agent, in the order in which to carry them out. ---------------------------------
 
-// Requests to the rendezvous, one at a time.
-struct JoinAction {
-  absl::Duration timeout;
-};
-struct ReportFailureAction {
-  int rank = 0;
-  std::string cause;
-  bool is_victim = false;
-  bool is_unprompted = false;  // as in Rendezvous::Failure
-  int exit_code = 1;           // as a shell reports it
-  absl::Duration timeout;
-  // The rank that this node reported before and that failed later than this one; -1: none.
-  int instead_of = -1;
-};
-struct CompleteAction {
-  absl::Duration timeout;
-};
-struct DrainAction {
-  std::string cause;
-  absl::Duration timeout;
-};
-struct CloseAction {
-  JobEnd end;
-  absl::Duration timeout;
-};
-struct TakeBackAction {
-  GenerationId generation;  // of the report
-  absl::Duration timeout;
-};
-struct LeaveAction {
-  bool in_order = false;  // as in Rendezvous::Leave
+// A request to the rendezvous; AnsweredEvent follows. One at a time. The agent adds what AgentCore
+// does not know: the offer of a join, and the step and progress of a failure.
+struct RequestAction {
+  RendezvousRequest request;
   absl::Duration timeout;
 };
 struct CancelRequestAction {};
@@ -188,11 +143,9 @@ struct FinishAction {
   int exit_code = 0;
 };
 
-using AgentAction =
-    std::variant<JoinAction, ReportFailureAction, CompleteAction, DrainAction, CloseAction,
-                 TakeBackAction, LeaveAction, CancelRequestAction, StartWorkersAction,
-                 SignalWorkersAction, StopWorkersAction, KillStraysAction, LogRestartAction,
-                 FallSilentAction, FinishAction>;
+using AgentAction = std::variant<RequestAction, CancelRequestAction, StartWorkersAction,
+                                 SignalWorkersAction, StopWorkersAction, KillStraysAction,
+                                 LogRestartAction, FallSilentAction, FinishAction>;
 
 // Returns the action as one line, for traces.
 std::string DebugString(const AgentAction& action);

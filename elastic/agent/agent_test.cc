@@ -390,8 +390,8 @@ TEST_F(AgentTest, WithoutTheRendezvousNothingStarts) {
 TEST_F(AgentTest, LosingTheRendezvousDoesNotStopTheWorkers) {
   OnStart([this](const Worker& worker) {
     if (worker.spec.rank != 1) return;
-    rendezvous_->Tell({.kind = News::Kind::kOutOfReach, .cause = "Redis is away"});
-    rendezvous_->Tell({.kind = News::Kind::kBackInReach});
+    rendezvous_->Notify({.kind = News::Kind::kOutOfReach, .cause = "Redis is away"});
+    rendezvous_->Notify({.kind = News::Kind::kBackInReach});
     for (const Worker& each : std::vector<Worker>(spawner_.workers())) spawner_.Exit(each.pid, {});
   });
   EXPECT_EQ(Run().exit_code, 0);
@@ -452,10 +452,10 @@ TEST_F(AgentTest, ADrainStopsEachWorkerInItsOwnWay) {
       EXPECT_FALSE(page->ShouldStop());
       return;
     }
-    rendezvous_->Tell({.kind = News::Kind::kDrain,
-                       .generation = {.number = 1, .nonce = "nonce-1"},
-                       .cause = "node b joins",
-                       .stop_at_step = 5});
+    rendezvous_->Notify({.kind = News::Kind::kDrain,
+                         .generation = {.number = 1, .nonce = "nonce-1"},
+                         .cause = "node b joins",
+                         .stop_at_step = 5});
     const Worker& aware = spawner_.workers()[0];
     absl::StatusOr<HealthPage> other = HealthPage::Map(dup(aware.spec.inherited_fds[0]));
     asked.push_back(other->ShouldStop());

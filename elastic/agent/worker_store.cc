@@ -35,7 +35,7 @@ absl::StatusOr<int> WorkerStore::Prepare() {
   return next_->port();
 }
 
-void WorkerStore::Settle(bool serves) {
+void WorkerStore::Serve(bool serves) {
   store::TcpStoreServer* const kept = given_ != nullptr ? given_ : own_.get();
   if (given_ == nullptr && config_.master_port == 0) {
     own_ = serves ? std::move(next_) : nullptr;

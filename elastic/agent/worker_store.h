@@ -19,7 +19,7 @@ namespace ddp::elastic {
 // generation has a server of its own, at a port that the kernel chose. Workers of the ending
 // generation keep their store until the next round is complete: on other nodes they may still be
 // saving a checkpoint together. The one server holds the requests of clients that connect between
-// Prepare() and Settle(). It never applies requests of clients that have ended before Settle().
+// Prepare() and Serve(). It never applies requests of clients that have ended before Serve().
 //
 // Thread: the event loop's.
 class WorkerStore {
@@ -35,14 +35,14 @@ class WorkerStore {
 
   // Call when the round is complete, so no worker of an earlier generation is left. `serves`: this
   // node holds rank 0. If so, an empty store replaces the last generation's.
-  void Settle(bool serves);
+  void Serve(bool serves);
 
  private:
   const LaunchConfig& config_;
   EventLoop* const event_loop_;
   store::TcpStoreServer* const given_;
   std::unique_ptr<store::TcpStoreServer> own_;
-  std::unique_ptr<store::TcpStoreServer> next_;  // from Prepare() to Settle()
+  std::unique_ptr<store::TcpStoreServer> next_;  // from Prepare() to Serve()
 };
 
 }  // namespace ddp::elastic

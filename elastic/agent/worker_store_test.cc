@@ -73,14 +73,14 @@ TEST_F(WorkerStoreTest, EachGenerationHasAStoreWithoutTheKeysOfTheLast) {
   WorkerStore store(config_, loop_.get(), nullptr);
   const absl::StatusOr<int> first = store.Prepare();
   ASSERT_TRUE(first.ok()) << first.status();
-  store.Settle(/*serves=*/true);
+  store.Serve(/*serves=*/true);
   AsWorker(*first, [](store::TcpStoreClient& worker) {
     EXPECT_TRUE(worker.Set("/address", "of the first generation", kLong).ok());
     EXPECT_EQ(*worker.Get("/address", kLong), "of the first generation");
   });
   const absl::StatusOr<int> second = store.Prepare();
   ASSERT_TRUE(second.ok()) << second.status();
-  store.Settle(/*serves=*/true);
+  store.Serve(/*serves=*/true);
   AsWorker(*second, [](store::TcpStoreClient& worker) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(worker.Get("/address", kShort).status()));
   });
@@ -90,13 +90,13 @@ TEST_F(WorkerStoreTest, TheUsersPortStaysAndIsEmptied) {
   config_.master_port = FreePort();
   WorkerStore store(config_, loop_.get(), nullptr);
   ASSERT_EQ(*store.Prepare(), config_.master_port);
-  store.Settle(/*serves=*/true);
+  store.Serve(/*serves=*/true);
   AsWorker(config_.master_port, [](store::TcpStoreClient& worker) {
     EXPECT_TRUE(worker.Set("/address", "of the first generation", kLong).ok());
     EXPECT_TRUE(worker.Get("/address", kLong).ok());
   });
   ASSERT_EQ(*store.Prepare(), config_.master_port);
-  store.Settle(/*serves=*/true);
+  store.Serve(/*serves=*/true);
   AsWorker(config_.master_port, [](store::TcpStoreClient& worker) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(worker.Get("/address", kShort).status()));
   });
@@ -107,12 +107,12 @@ TEST_F(WorkerStoreTest, AWorkerThatDiesWhileTheNextRoundFormsLeavesNoKeyAtTheUse
   config_.master_port = FreePort();
   WorkerStore store(config_, loop_.get(), nullptr);
   ASSERT_TRUE(store.Prepare().ok());
-  store.Settle(/*serves=*/true);
+  store.Serve(/*serves=*/true);
   ASSERT_TRUE(store.Prepare().ok());
   AsWorker(config_.master_port, [](store::TcpStoreClient& dying) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(dying.Set("/address", "of a dead worker", kShort)));
   });
-  store.Settle(/*serves=*/true);
+  store.Serve(/*serves=*/true);
   AsWorker(config_.master_port, [](store::TcpStoreClient& worker) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(worker.Get("/address", kShort).status()));
     EXPECT_TRUE(worker.Set("/address", "mine", kLong).ok());
@@ -125,7 +125,7 @@ TEST_F(WorkerStoreTest, WorkersOfTheEndingGenerationKeepTheirStoreUntilTheNextIs
     config_.master_port = port;
     WorkerStore store(config_, loop_.get(), nullptr);
     const int old_port = *store.Prepare();
-    store.Settle(/*serves=*/true);
+    store.Serve(/*serves=*/true);
     std::unique_ptr<store::TcpStoreClient> saving;
     AsWorker(old_port, [&](store::TcpStoreClient&) {
       saving = *store::TcpStoreClient::Connect("127.0.0.1", old_port, kLong);
@@ -137,7 +137,7 @@ TEST_F(WorkerStoreTest, WorkersOfTheEndingGenerationKeepTheirStoreUntilTheNextIs
       EXPECT_TRUE(saving->Set("/saved/1", "done", kLong).ok());
       EXPECT_EQ(*saving->Get("/saved/0", kLong), "done");
     });
-    store.Settle(/*serves=*/true);
+    store.Serve(/*serves=*/true);
     EXPECT_TRUE(absl::IsUnavailable(saving->Get("/saved/0", kLong).status()));
   }
 }
@@ -146,7 +146,7 @@ TEST_F(WorkerStoreTest, ANodeWithoutRankZeroServesNothing) {
   WorkerStore store(config_, loop_.get(), nullptr);
   const absl::StatusOr<int> port = store.Prepare();
   ASSERT_TRUE(port.ok()) << port.status();
-  store.Settle(/*serves=*/false);
+  store.Serve(/*serves=*/false);
   // Another process may bind the port now.
   EXPECT_TRUE(store::TcpStoreServer::Listen(loop_.get(), "127.0.0.1", *port).ok());
 }
@@ -167,7 +167,7 @@ TEST_F(WorkerStoreTest, AGivenServerIsUsedAndKeepsWhatItPublishes) {
   (*given)->Publish("ddprun/place", "redis://10.0.0.1:7000");
   WorkerStore store(config_, loop_.get(), given->get());
   EXPECT_EQ(*store.Prepare(), (*given)->port());
-  store.Settle(/*serves=*/false);
+  store.Serve(/*serves=*/false);
   AsWorker((*given)->port(), [](store::TcpStoreClient& late_node) {
     EXPECT_EQ(*late_node.Get("ddprun/place", kLong), "redis://10.0.0.1:7000");
   });

@@ -36,7 +36,7 @@ using store::RedisReply;
 constexpr absl::Duration kLongestAttempt = absl::Seconds(4);
 
 // Bounds the log lines about refusals: a server may word each refusal differently.
-constexpr size_t kMaxRefusalsTold = 10;
+constexpr size_t kMaxRefusalsLogged = 10;
 
 // Returns true when the connection broke or could not be made: a new one may succeed.
 bool MayMend(const absl::Status& status) {
@@ -85,8 +85,6 @@ store::RedisConnectionOptions ConnectionOptions(const RedisRendezvous::Options& 
 // Passes events to the core and carries out its actions. Events that arrive meanwhile are queued:
 // the core handles one event at a time.
 struct RedisRendezvous::State {
-  using Done = std::variant<JoinDone, FailureDone, Rendezvous::Done>;
-
   State(const Options& given, EventLoop* event_loop)
       : options(given),
         loop(*event_loop),
@@ -96,7 +94,7 @@ struct RedisRendezvous::State {
                     .on_push = [this](std::string text) { Post(Core::Pushed{std::move(text)}); },
                     .on_end =
                         [this](const absl::Status& why) {
-                          TellRefusal(why);
+                          LogRefusal(why);
                           Post(Core::SubscriptionEnded{});
                         }}) {}
   ~State() {
@@ -109,23 +107,19 @@ struct RedisRendezvous::State {
   // Handles an event from the loop.
   void Post(Core::Event event);
   // Queues a request of the agent, which is answered later.
-  void Request(Core::Event request, Done request_done);
+  void Request(Core::Ask request, Done request_done);
   void Run();
   void ArmDeadline();
-  void TellRefusal(const absl::Status& why);
+  void LogRefusal(const absl::Status& why);
 
   void Do(const Core::CallScript& action);
   void Do(const Core::Subscribe& action) { connection.Listen(action.channel); }
-  void Do(const Core::AnswerJoin& action) { Answer<JoinDone>(action.answer); }
-  void Do(const Core::AnswerFailure& action) { Answer<FailureDone>(action.verdict); }
-  void Do(const Core::AnswerDone& action) { Answer<Rendezvous::Done>(action.status); }
-  void Do(const Core::Tell& action) {
+  void Do(const Core::Answer& action);
+  void Do(const Core::Notify& action) {
     // A copy, because the callback may replace on_news.
-    const auto tell = on_news;
-    if (tell) tell(action.news);
+    const auto notify = on_news;
+    if (notify) notify(action.news);
   }
-  template <typename DoneType, typename AnswerType>
-  void Answer(const AnswerType& answer);
 
   const Options options;
   EventLoop& loop;
@@ -148,7 +142,7 @@ struct RedisRendezvous::State {
   uint64_t request_serial = 0;  // of the last request that was made
   uint64_t core_serial = 0;     // of the last request that the core has seen
   std::function<void(const News&)> on_news;
-  std::set<std::string> refusals_told;
+  std::set<std::string> refusals_logged;
 };
 
 namespace {
@@ -195,7 +189,7 @@ void RedisRendezvous::State::Post(Core::Event event) {
   Run();
 }
 
-void RedisRendezvous::State::Request(Core::Event request, Done request_done) {
+void RedisRendezvous::State::Request(Core::Ask request, Done request_done) {
   CHECK(!done.has_value()) << "one request at a time";
   done = std::move(request_done);
   events.push_back({std::move(request), ++request_serial});
@@ -237,9 +231,9 @@ void RedisRendezvous::State::ArmDeadline() {
 
 // Without pushes this node learns of the others only by its heartbeats, which is slower. Only the
 // administrator of the server can change the rules.
-void RedisRendezvous::State::TellRefusal(const absl::Status& why) {
-  if (MayMend(why) || refusals_told.size() >= kMaxRefusalsTold) return;
-  if (!refusals_told.insert(std::string(why.message())).second) return;
+void RedisRendezvous::State::LogRefusal(const absl::Status& why) {
+  if (MayMend(why) || refusals_logged.size() >= kMaxRefusalsLogged) return;
+  if (!refusals_logged.insert(std::string(why.message())).second) return;
   LOG(WARNING) << "the rendezvous sends this node no news: " << why.message()
                << (absl::IsPermissionDenied(why)
                        ? absl::StrCat("; allow its user +subscribe &ddp:{", options.job.run_id,
@@ -253,12 +247,10 @@ void RedisRendezvous::State::Do(const Core::CallScript& action) {
       [this](absl::StatusOr<RedisReply> reply) { Post(Core::Replied{std::move(reply)}); });
 }
 
-template <typename DoneType, typename AnswerType>
-void RedisRendezvous::State::Answer(const AnswerType& answer) {
+void RedisRendezvous::State::Do(const Core::Answer& action) {
   // The agent may have cancelled the request, and made another one, in the meantime.
   if (!done.has_value() || core_serial != request_serial) return;
-  const Done given = *std::exchange(done, std::nullopt);
-  if (const auto* callback = std::get_if<DoneType>(&given)) (*callback)(answer);
+  (*std::exchange(done, std::nullopt))(action.answer);
 }
 
 RedisRendezvous::RedisRendezvous(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -274,34 +266,8 @@ absl::StatusOr<std::unique_ptr<RedisRendezvous>> RedisRendezvous::Open(const Opt
   return std::unique_ptr<RedisRendezvous>(new RedisRendezvous(std::move(state)));
 }
 
-void RedisRendezvous::Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) {
-  state_->Request(Core::JoinRequest{offer, timeout}, std::move(done));
-}
-
-void RedisRendezvous::ReportFailure(const Failure& failure, absl::Duration timeout,
-                                    FailureDone done) {
-  state_->Request(Core::FailureRequest{failure, timeout}, std::move(done));
-}
-
-void RedisRendezvous::Complete(const GenerationId& generation, absl::Duration timeout, Done done) {
-  state_->Request(Core::CompleteRequest{generation, timeout}, std::move(done));
-}
-
-void RedisRendezvous::Drain(const GenerationId& generation, const std::string& cause,
-                            absl::Duration timeout, Done done) {
-  state_->Request(Core::DrainRequest{generation, cause, timeout}, std::move(done));
-}
-
-void RedisRendezvous::TakeBack(const GenerationId& generation, absl::Duration timeout, Done done) {
-  state_->Request(Core::TakeBackRequest{generation, timeout}, std::move(done));
-}
-
-void RedisRendezvous::Leave(bool in_order, absl::Duration timeout, Done done) {
-  state_->Request(Core::LeaveRequest{in_order, timeout}, std::move(done));
-}
-
-void RedisRendezvous::Close(const JobEnd& end, absl::Duration timeout, Done done) {
-  state_->Request(Core::CloseRequest{end, timeout}, std::move(done));
+void RedisRendezvous::Ask(const RendezvousRequest& request, absl::Duration timeout, Done done) {
+  state_->Request({request, timeout}, std::move(done));
 }
 
 void RedisRendezvous::Cancel() {

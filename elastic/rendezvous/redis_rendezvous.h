@@ -61,14 +61,7 @@ class RedisRendezvous final : public Rendezvous {
   // The job's limits. Another node may have set them.
   JobLimits limits() const;
 
-  void Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
-  void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) override;
-  void Complete(const GenerationId& generation, absl::Duration timeout, Done done) override;
-  void Drain(const GenerationId& generation, const std::string& cause, absl::Duration timeout,
-             Done done) override;
-  void TakeBack(const GenerationId& generation, absl::Duration timeout, Done done) override;
-  void Leave(bool in_order, absl::Duration timeout, Done done) override;
-  void Close(const JobEnd& end, absl::Duration timeout, Done done) override;
+  void Ask(const RendezvousRequest& request, absl::Duration timeout, Done done) override;
   void Cancel() override;
   void SetReport(const NodeReport& report) override;
   int64_t median_busy_us() const override;

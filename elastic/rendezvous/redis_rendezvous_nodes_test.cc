@@ -53,7 +53,7 @@ class NodesTest : public ::testing::Test {
   // An agent's rendezvous, and the notifications that it received.
   struct Node {
     std::unique_ptr<RedisRendezvous> rendezvous;
-    std::optional<absl::StatusOr<JoinAnswer>> joined;
+    std::optional<RendezvousAnswer> joined;
     std::vector<News> news;
     std::string host;
 
@@ -106,9 +106,9 @@ class NodesTest : public ::testing::Test {
                              .host = node.host,
                              .master_addr = "127.0.0.1",
                              .master_port = 20'000};
-    node.rendezvous->Join(offer, kLong, [this, &node](absl::StatusOr<JoinAnswer> answer) {
+    node.rendezvous->Ask(JoinRequest{offer}, kLong, [this, &node](const RendezvousAnswer& answer) {
       EXPECT_TRUE(answer.ok()) << answer.status();
-      node.joined = std::move(answer);
+      node.joined = answer;
       Look();
     });
   }
@@ -125,11 +125,10 @@ class NodesTest : public ::testing::Test {
         "all to be in");
   }
 
-  template <typename Answer, typename Start>
-  Answer Await(Start start) {
-    std::optional<Answer> answer;
-    start([&](Answer given) {
-      answer = std::move(given);
+  RendezvousAnswer Await(Node& node, const RendezvousRequest& request) {
+    std::optional<RendezvousAnswer> answer;
+    node.rendezvous->Ask(request, kLong, [&](const RendezvousAnswer& given) {
+      answer = given;
       Look();
     });
     RunUntil([&] { return answer.has_value(); }, "an answer");
@@ -137,36 +136,22 @@ class NodesTest : public ::testing::Test {
   }
 
   absl::StatusOr<FailureVerdict> Fail(Node& node, const std::string& cause) {
-    return Await<absl::StatusOr<FailureVerdict>>([&](Rendezvous::FailureDone done) {
-      node.rendezvous->ReportFailure(
-          {.generation = node.round().generation, .rank = 1, .cause = cause}, kLong,
-          std::move(done));
-    });
+    return AnswerAs<FailureVerdict>(Await(
+        node, FailureRequest{.generation = node.round().generation, .rank = 1, .cause = cause}));
   }
   absl::Status Complete(Node& node) {
-    return Await<absl::Status>([&](Rendezvous::Done done) {
-      node.rendezvous->Complete(node.round().generation, kLong, std::move(done));
-    });
+    return Await(node, CompleteRequest{node.round().generation}).status();
   }
   absl::Status Drain(Node& node, const std::string& cause) {
-    return Await<absl::Status>([&](Rendezvous::Done done) {
-      node.rendezvous->Drain(node.round().generation, cause, kLong, std::move(done));
-    });
+    return Await(node, DrainRequest{node.round().generation, cause}).status();
   }
-  absl::Status Leave(Node& node) {
-    return Await<absl::Status>(
-        [&](Rendezvous::Done done) { node.rendezvous->Leave(false, kLong, std::move(done)); });
-  }
+  absl::Status Leave(Node& node) { return Await(node, LeaveRequest{}).status(); }
   absl::Status TakeBack(Node& node, const GenerationId& reported) {
     node.rendezvous->Cancel();
-    return Await<absl::Status>([&](Rendezvous::Done done) {
-      node.rendezvous->TakeBack(reported, kLong, std::move(done));
-    });
+    return Await(node, TakeBackRequest{reported}).status();
   }
   absl::Status Close(Node& node, const std::string& reason) {
-    return Await<absl::Status>([&](Rendezvous::Done done) {
-      node.rendezvous->Close({JobEnd::Kind::kClosed, reason, 1}, kLong, std::move(done));
-    });
+    return Await(node, CloseRequest{{JobEnd::Kind::kClosed, reason, 1}}).status();
   }
 
   void AwaitNews(Node& node, News::Kind kind) {

@@ -85,12 +85,12 @@ class RedisRendezvousTest : public ::testing::Test {
   }
   std::unique_ptr<RedisRendezvous> Open() { return Open(MakeOptions()); }
 
-  // Runs the loop until the request that `start` makes has been answered.
-  template <typename Answer, typename Start>
-  Answer Await(Start start) {
-    std::optional<Answer> answer;
-    start([&](Answer given) {
-      answer = std::move(given);
+  // Makes the request, and runs the loop until it has been answered.
+  RendezvousAnswer Await(Rendezvous& rendezvous, const RendezvousRequest& request,
+                         absl::Duration timeout = kLong) {
+    std::optional<RendezvousAnswer> answer;
+    rendezvous.Ask(request, timeout, [&](const RendezvousAnswer& given) {
+      answer = given;
       loop_->Stop();
     });
     EXPECT_FALSE(answer.has_value()) << "answered from within the request";
@@ -110,8 +110,7 @@ class RedisRendezvousTest : public ::testing::Test {
 
   absl::StatusOr<Round> Join(Rendezvous& rendezvous, const NodeOffer& offer = Offer(),
                              absl::Duration timeout = kLong) {
-    absl::StatusOr<JoinAnswer> answer = Await<absl::StatusOr<JoinAnswer>>(
-        [&](Rendezvous::JoinDone done) { rendezvous.Join(offer, timeout, std::move(done)); });
+    RendezvousAnswer answer = Await(rendezvous, JoinRequest{offer}, timeout);
     if (!answer.ok()) return answer.status();
     if (const JobEnd* end = std::get_if<JobEnd>(&*answer)) {
       return absl::FailedPreconditionError(JobEndName(end->kind));
@@ -124,36 +123,31 @@ class RedisRendezvousTest : public ::testing::Test {
     std::vector<Round> rounds(2);
     int missing = 2;
     const auto take = [&](size_t index) {
-      return [&, index](absl::StatusOr<JoinAnswer> round) {
+      return [&, index](const RendezvousAnswer& round) {
         ASSERT_TRUE(round.ok()) << round.status();
-        rounds[index] = std::get<Round>(*std::move(round));
+        rounds[index] = std::get<Round>(*round);
         if (--missing == 0) loop_->Stop();
       };
     };
-    first.Join(Offer(), kLong, take(0));
-    second.Join(Offer(), kLong, take(1));
+    first.Ask(JoinRequest{Offer()}, kLong, take(0));
+    second.Ask(JoinRequest{Offer()}, kLong, take(1));
     RunLoop();
     return {rounds[0], rounds[1]};
   }
 
   absl::StatusOr<FailureVerdict> Report(Rendezvous& rendezvous, const GenerationId& generation,
                                         int rank, absl::Duration timeout = kLong) {
-    return Await<absl::StatusOr<FailureVerdict>>([&](Rendezvous::FailureDone done) {
-      rendezvous.ReportFailure(
-          {.generation = generation, .rank = rank, .cause = absl::StrCat("rank ", rank, " failed")},
-          timeout, std::move(done));
-    });
+    const std::string cause = absl::StrCat("rank ", rank, " failed");
+    return AnswerAs<FailureVerdict>(
+        Await(rendezvous, FailureRequest{.generation = generation, .rank = rank, .cause = cause},
+              timeout));
   }
 
   absl::Status Complete(Rendezvous& rendezvous, const GenerationId& generation) {
-    return Await<absl::Status>(
-        [&](Rendezvous::Done done) { rendezvous.Complete(generation, kLong, std::move(done)); });
+    return Await(rendezvous, CompleteRequest{generation}).status();
   }
 
-  absl::Status Leave(Rendezvous& rendezvous) {
-    return Await<absl::Status>(
-        [&](Rendezvous::Done done) { rendezvous.Leave(false, kLong, std::move(done)); });
-  }
+  absl::Status Leave(Rendezvous& rendezvous) { return Await(rendezvous, LeaveRequest{}).status(); }
 
   store::RedisReply Redis(const std::vector<std::string>& command) {
     absl::StatusOr<std::unique_ptr<store::RedisConnection>> connection =
@@ -318,7 +312,7 @@ TEST_F(RedisRendezvousTest, ANodeThatDiedWhileWaitingHoldsNobodyUp) {
   options.job.limits.min_nodes = options.job.limits.max_nodes = 2;
   options.job.rules.lease = absl::Milliseconds(300);
   std::unique_ptr<RedisRendezvous> dead = Open(options);
-  dead->Join(Offer(), kLong, [](const absl::StatusOr<JoinAnswer>&) { FAIL() << "alone"; });
+  dead->Ask(JoinRequest{Offer()}, kLong, [](const RendezvousAnswer&) { FAIL() << "alone"; });
   std::function<void()> look = [&] {
     if (*Redis({"HLEN", "ddp:{digits}:i1:joined"}).AsInteger() == 1) return loop_->Stop();
     loop_->AddTimer(absl::Milliseconds(1), look);
@@ -522,7 +516,7 @@ TEST_F(RedisRendezvousTest, AServerThatHangsDoesNotStopTheLoop) {
 
 TEST_F(RedisRendezvousTest, ACancelledRequestIsNotAnswered) {
   const std::unique_ptr<RedisRendezvous> rendezvous = Open();
-  rendezvous->Join(Offer(), kLong, [](const absl::StatusOr<JoinAnswer>&) { FAIL(); });
+  rendezvous->Ask(JoinRequest{Offer()}, kLong, [](const RendezvousAnswer&) { FAIL(); });
   rendezvous->Cancel();
   EXPECT_TRUE(Leave(*rendezvous).ok());
   rendezvous->Cancel();  // no request is outstanding: does nothing

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "elastic/rendezvous/round.h"
+#include "glog/logging.h"
 
 namespace ddp::elastic {
 
@@ -25,8 +26,86 @@ struct FailureVerdict {
   JobEnd end;
 };
 
-// The answer to a join: a place in a complete round, or the end of the job.
-using JoinAnswer = std::variant<Round, JobEnd>;
+// Requests of an agent to the rendezvous. ---------------------------------------------------------
+// Each is declared here only: agents, the clients of the rendezvous and their tests pass it on as
+// it is, and RendezvousCore gives its fields their names in the scripts.
+
+// Takes part in the next round. Answer: Round, or JobEnd. The timeout does not run while this node
+// waits as a spare of a running job. Also errors: kDeadlineExceeded (members are missing; the
+// message says how many), kInvalidArgument (ValidateOffer refuses the offer).
+struct JoinRequest {
+  NodeOffer offer;
+};
+
+// Reports that a worker of `generation` failed. Answer: FailureVerdict.
+struct FailureRequest {
+  GenerationId generation;
+  int rank = 0;
+  std::string cause;            // one line: "rank 1 was killed by SIGKILL"
+  bool is_victim = false;       // its error record says that a peer failed first
+  bool is_unprompted = false;   // no signal and no stop of a drain can have caused it
+  int64_t step = -1;            // highest step that a local rank has committed in this generation
+  bool progress_known = false;  // whether the workers commit steps at all; if not, ignore `step`
+  int exit_code = 1;            // of that worker, as a shell reports it: 128 + N for signal N
+  // The rank whose failure this node reported earlier as the root cause, when the present failure
+  // happened before it by the host's clock. -1: none.
+  int instead_of = -1;
+};
+
+// Reports that all workers of this node have succeeded in `generation`. Answer: nothing. kJobEnded
+// or kGenerationOver is notified later. Also errors: kAborted (the generation or the job is over).
+struct CompleteRequest {
+  GenerationId generation;
+};
+
+// Announces that this node will leave (preemption, a user's SIGTERM). Answer: nothing. The budget
+// is not charged. All nodes, this one included, are notified by kDrain. Also errors: kAborted (the
+// generation is over already).
+struct DrainRequest {
+  GenerationId generation;
+  std::string cause;
+};
+
+// Declares this node lost and withdraws the failure report that it has just made in `generation`:
+// the failure was the end of the node itself. Answer: nothing. The charge is given back, even if
+// the next generation has begun. A job that has ended stays ended. No request may follow.
+struct TakeBackRequest {
+  GenerationId generation;
+};
+
+// Gives up this node's lease at once, so that no node waits for it. Answer: nothing. No request may
+// follow.
+struct LeaveRequest {
+  // The node's workers have stopped as a drain asked, and none was killed, so no failure of another
+  // node is its fault.
+  bool in_order = false;
+};
+
+// Ends the job for all nodes, unless it has ended already. Answer: nothing.
+struct CloseRequest {
+  JobEnd end;
+};
+
+using RendezvousRequest = std::variant<JoinRequest, FailureRequest, CompleteRequest, DrainRequest,
+                                       TakeBackRequest, LeaveRequest, CloseRequest>;
+
+// The answer to a request, of the type that the request names; std::monostate: nothing.
+using RendezvousAnswer =
+    absl::StatusOr<std::variant<std::monostate, Round, JobEnd, FailureVerdict>>;
+
+// Returns the answer that consists of a status alone.
+inline RendezvousAnswer AnswerOf(absl::Status status) {
+  if (status.ok()) return std::monostate();
+  return status;
+}
+
+// Returns the answer as a T, or its error. CHECKs that the request has such answers.
+template <typename T>
+absl::StatusOr<T> AnswerAs(const RendezvousAnswer& answer) {
+  if (!answer.ok()) return answer.status();
+  CHECK(std::holds_alternative<T>(*answer));
+  return std::get<T>(*answer);
+}
 
 // A notification that answers no request. Redis pushes kGenerationOver, kDrain and kJobEnded at
 // once; if the push is lost, the next heartbeat delivers them. Each event is notified once.
@@ -90,70 +169,26 @@ struct NodeReport {
 //                          +------------------------------------+
 //
 // Every arrow is one Lua script. A script happens entirely or not at all, and the same request sent
-// again changes nothing. ReportFailure, Complete and Drain carry a generation number and nonce; a
-// request of an older generation is refused. A node may leave in any state. A job lives in a
-// numbered instance of its run id and inherits nothing from an earlier instance. An agent presents
-// the highest generation that it has seen. A store that lost its memory adopts that generation, so
-// the generation number of a job never goes back. docs/rendezvous-protocol.md has the rules.
-//
-// Requests return at once. The event loop calls `done` later, on the same thread, never from within
-// the request. Only one request may be outstanding: Cancel() it before the next one. A request that
-// cannot reach the store is retried until its timeout.
-//
-// Errors of all requests: kUnavailable (no answer within the timeout; the message says how long and
-// where), kUnauthenticated or kPermissionDenied (the store refuses this user), kFailedPrecondition
-// (another job has this job's place in the store, or another program its run id), kInternal (a
-// reply that makes no sense).
+// again changes nothing. FailureRequest, CompleteRequest and DrainRequest carry a generation number
+// and nonce; a request of an older generation is refused. A node may leave in any state. A job
+// lives in a numbered instance of its run id and inherits nothing from an earlier instance. An
+// agent presents the highest generation that it has seen. A store that lost its memory adopts that
+// generation, so the generation number of a job never goes back. docs/rendezvous-protocol.md has
+// the rules.
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  // Takes part in the next round. The timeout does not run while this node waits as a spare of a
-  // running job. Also errors: kDeadlineExceeded (members are missing; the message says how many),
-  // kInvalidArgument (ValidateOffer refuses the offer).
-  using JoinDone = std::function<void(absl::StatusOr<JoinAnswer>)>;
-  virtual void Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) = 0;
-
-  // Reports that a worker of `generation` failed.
-  struct Failure {
-    GenerationId generation;
-    int rank = 0;
-    std::string cause;            // one line: "rank 1 was killed by SIGKILL"
-    bool is_victim = false;       // its error record says that a peer failed first
-    bool is_unprompted = false;   // no signal and no stop of a drain can have caused it
-    int64_t step = -1;            // highest step that a local rank has committed in this generation
-    bool progress_known = false;  // whether the workers commit steps at all; if not, ignore `step`
-    int exit_code = 1;            // of that worker, as a shell reports it: 128 + N for signal N
-    // The rank whose failure this node reported earlier as the root cause, when the present failure
-    // happened before it by the host's clock. -1: none.
-    int instead_of = -1;
-  };
-  using FailureDone = std::function<void(absl::StatusOr<FailureVerdict>)>;
-  virtual void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) = 0;
-
-  // Reports that all workers of this node have succeeded in `generation`. kJobEnded or
-  // kGenerationOver is notified later. Also errors: kAborted (the generation or the job is over).
-  using Done = std::function<void(absl::Status)>;
-  virtual void Complete(const GenerationId& generation, absl::Duration timeout, Done done) = 0;
-
-  // Announces that this node will leave (preemption, a user's SIGTERM). The budget is not charged.
-  // All nodes, this one included, are notified by kDrain. Also errors: kAborted (the generation is
-  // over already).
-  virtual void Drain(const GenerationId& generation, const std::string& cause,
-                     absl::Duration timeout, Done done) = 0;
-
-  // Declares this node lost and withdraws the failure report that it has just made in `generation`:
-  // the failure was the end of the node itself. The charge is given back, even if the next
-  // generation has begun. A job that has ended stays ended. No request may follow.
-  virtual void TakeBack(const GenerationId& generation, absl::Duration timeout, Done done) = 0;
-
-  // Gives up this node's lease at once, so that no node waits for it. No request may follow.
-  // `in_order`: the node's workers have stopped as a drain asked, and none was killed, so no
-  // failure of another node is its fault.
-  virtual void Leave(bool in_order, absl::Duration timeout, Done done) = 0;
-
-  // Ends the job for all nodes, unless it has ended already.
-  virtual void Close(const JobEnd& end, absl::Duration timeout, Done done) = 0;
+  // Makes a request. Returns at once. The event loop calls `done` later, on the same thread, never
+  // from within this call. Only one request may be outstanding: Cancel() it before the next one. A
+  // request that cannot reach the store is retried until its timeout.
+  //
+  // Errors of all requests: kUnavailable (no answer within the timeout; the message says how long
+  // and where), kUnauthenticated or kPermissionDenied (the store refuses this user),
+  // kFailedPrecondition (another job has this job's place in the store, or another program its run
+  // id), kInternal (a reply that makes no sense).
+  using Done = std::function<void(const RendezvousAnswer&)>;
+  virtual void Ask(const RendezvousRequest& request, absl::Duration timeout, Done done) = 0;
 
   // Drops the outstanding request, if any: its `done` is not called.
   virtual void Cancel() = 0;

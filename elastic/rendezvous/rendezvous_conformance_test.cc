@@ -56,12 +56,11 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
     rendezvous_ = *std::move(rendezvous);
   }
 
-  // Runs the loop until the request that `start` makes has been answered.
-  template <typename Answer, typename Start>
-  Answer Await(Start start) {
-    std::optional<Answer> answer;
-    start([&](Answer given) {
-      answer = std::move(given);
+  // Makes the request, and runs the loop until it has been answered.
+  RendezvousAnswer Await(const RendezvousRequest& request) {
+    std::optional<RendezvousAnswer> answer;
+    rendezvous_->Ask(request, kLong, [&](const RendezvousAnswer& given) {
+      answer = given;
       loop_->Stop();
     });
     EXPECT_FALSE(answer.has_value()) << "answered from within the request";
@@ -70,8 +69,7 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
   }
 
   absl::StatusOr<Round> Join() {
-    absl::StatusOr<JoinAnswer> answer = Await<absl::StatusOr<JoinAnswer>>(
-        [&](Rendezvous::JoinDone done) { rendezvous_->Join(Offer(), kLong, std::move(done)); });
+    RendezvousAnswer answer = Await(JoinRequest{Offer()});
     if (!answer.ok()) return answer.status();
     if (const JobEnd* end = std::get_if<JobEnd>(&*answer)) {
       return absl::FailedPreconditionError(JobEndName(end->kind));
@@ -80,33 +78,21 @@ class RendezvousConformanceTest : public ::testing::TestWithParam<const char*> {
   }
 
   absl::StatusOr<FailureVerdict> Report(const GenerationId& generation, int rank) {
-    return Await<absl::StatusOr<FailureVerdict>>([&](Rendezvous::FailureDone done) {
-      rendezvous_->ReportFailure(
-          {.generation = generation, .rank = rank, .cause = absl::StrCat("rank ", rank, " failed")},
-          kLong, std::move(done));
-    });
+    return AnswerAs<FailureVerdict>(Await(FailureRequest{
+        .generation = generation, .rank = rank, .cause = absl::StrCat("rank ", rank, " failed")}));
   }
 
   absl::Status Complete(const GenerationId& generation) {
-    return Await<absl::Status>(
-        [&](Rendezvous::Done done) { rendezvous_->Complete(generation, kLong, std::move(done)); });
+    return Await(CompleteRequest{generation}).status();
   }
 
-  absl::Status Leave() {
-    return Await<absl::Status>(
-        [&](Rendezvous::Done done) { rendezvous_->Leave(false, kLong, std::move(done)); });
-  }
+  absl::Status Leave() { return Await(LeaveRequest{}).status(); }
 
   absl::Status Drain(const GenerationId& generation) {
-    return Await<absl::Status>([&](Rendezvous::Done done) {
-      rendezvous_->Drain(generation, "the host goes away", kLong, std::move(done));
-    });
+    return Await(DrainRequest{generation, "the host goes away"}).status();
   }
 
-  absl::Status Close(const JobEnd& end) {
-    return Await<absl::Status>(
-        [&](Rendezvous::Done done) { rendezvous_->Close(end, kLong, std::move(done)); });
-  }
+  absl::Status Close(const JobEnd& end) { return Await(CloseRequest{end}).status(); }
 
   // Runs the loop until `kind` is notified, and returns the notification.
   News AwaitNews(News::Kind kind) {
@@ -231,7 +217,7 @@ TEST_P(RendezvousConformanceTest, WhatComesFromAnEarlierGenerationIsRefused) {
 }
 
 TEST_P(RendezvousConformanceTest, ACancelledRequestIsNotAnswered) {
-  rendezvous_->Join(Offer(), kLong, [](const absl::StatusOr<JoinAnswer>&) { FAIL(); });
+  rendezvous_->Ask(JoinRequest{Offer()}, kLong, [](const RendezvousAnswer&) { FAIL(); });
   rendezvous_->Cancel();
   rendezvous_->Cancel();
   EXPECT_TRUE(Leave().ok());

@@ -77,6 +77,54 @@ absl::Status OtherProgram(const JobSpec& job, const std::string& known) {
 
 std::string Step64(int64_t step) { return absl::StrCat(std::max<int64_t>(-1, step)); }
 
+std::string Describe(std::monostate) { return "done"; }
+
+std::string Describe(const JobEnd& end) {
+  return absl::StrCat("ended, ", JobEndName(end.kind), " ", end.reason);
+}
+
+std::string Describe(const Round& round) {
+  return absl::StrCat(
+      "round ", round.generation.number, ", group rank ", round.placement.group_rank, " of ",
+      round.placement.group_world_size, ", ranks from ", round.placement.first_rank, " of ",
+      round.placement.world_size, ", restarts ", round.restarts,
+      round.reason.empty() ? "" : ", after: ", round.reason, round.charged ? " (charged)" : "");
+}
+
+std::string Describe(const FailureVerdict& verdict) {
+  switch (verdict.decision) {
+    case FailureVerdict::Decision::kRestart:
+      return "restart";
+    case FailureVerdict::Decision::kStale:
+      return "stale";
+    case FailureVerdict::Decision::kEnded:
+      break;
+  }
+  return Describe(verdict.end);
+}
+
+std::string Describe(const News& news) {
+  switch (news.kind) {
+    case News::Kind::kGenerationOver:
+      return absl::StrCat("generation ", news.generation.number, " is over: ", news.cause);
+    case News::Kind::kDrain:
+      return absl::StrCat("stop after step ", news.stop_at_step, ": ", news.cause);
+    case News::Kind::kJobEnded:
+      return absl::StrCat("the job has ended, ", JobEndName(news.end.kind), " ", news.end.reason);
+    case News::Kind::kEvicted:
+      return absl::StrCat("evicted: ", news.cause);
+    case News::Kind::kOutOfReach:
+      return absl::StrCat("out of reach: ", news.cause);
+    case News::Kind::kBackInReach:
+      return "back in reach";
+    case News::Kind::kStoreWarning:
+      return news.cause;
+    case News::Kind::kWaiting:
+      return absl::StrCat("waiting: ", news.cause);
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string DebugString(const RendezvousCore::Action& action) {
@@ -87,55 +135,13 @@ std::string DebugString(const RendezvousCore::Action& action) {
             return absl::StrCat("call ", ToString(a.script), " ", absl::StrJoin(a.args, "|"));
           },
           [](const Core::Subscribe& a) { return absl::StrCat("subscribe to ", a.channel); },
-          [](const Core::AnswerJoin& a) {
+          [](const Core::Answer& a) {
             if (!a.answer.ok()) return absl::StrCat("answer: ", a.answer.status().message());
-            if (const auto* end = std::get_if<JobEnd>(&*a.answer)) {
-              return absl::StrCat("answer: ended, ", JobEndName(end->kind), " ", end->reason);
-            }
-            const Round& round = std::get<Round>(*a.answer);
-            return absl::StrCat("answer: round ", round.generation.number, ", group rank ",
-                                round.placement.group_rank, " of ",
-                                round.placement.group_world_size, ", ranks from ",
-                                round.placement.first_rank, " of ", round.placement.world_size,
-                                ", restarts ", round.restarts,
-                                round.reason.empty() ? "" : ", after: ", round.reason,
-                                round.charged ? " (charged)" : "");
+            return absl::StrCat(
+                "answer: ",
+                std::visit([](const auto& answer) { return Describe(answer); }, *a.answer));
           },
-          [](const Core::AnswerFailure& a) {
-            if (!a.verdict.ok()) return absl::StrCat("answer: ", a.verdict.status().message());
-            using Decision = FailureVerdict::Decision;
-            if (a.verdict->decision == Decision::kRestart) return std::string("answer: restart");
-            if (a.verdict->decision == Decision::kStale) return std::string("answer: stale");
-            return absl::StrCat("answer: ended, ", JobEndName(a.verdict->end.kind), " ",
-                                a.verdict->end.reason);
-          },
-          [](const Core::AnswerDone& a) {
-            return absl::StrCat("answer: ", a.status.ok() ? "done" : a.status.message());
-          },
-          [](const Core::Tell& a) {
-            const News& news = a.news;
-            switch (news.kind) {
-              case News::Kind::kGenerationOver:
-                return absl::StrCat("news: generation ", news.generation.number,
-                                    " is over: ", news.cause);
-              case News::Kind::kDrain:
-                return absl::StrCat("news: stop after step ", news.stop_at_step, ": ", news.cause);
-              case News::Kind::kJobEnded:
-                return absl::StrCat("news: the job has ended, ", JobEndName(news.end.kind), " ",
-                                    news.end.reason);
-              case News::Kind::kEvicted:
-                return absl::StrCat("news: evicted: ", news.cause);
-              case News::Kind::kOutOfReach:
-                return absl::StrCat("news: out of reach: ", news.cause);
-              case News::Kind::kBackInReach:
-                return std::string("news: back in reach");
-              case News::Kind::kStoreWarning:
-                return absl::StrCat("news: ", news.cause);
-              case News::Kind::kWaiting:
-                return absl::StrCat("news: waiting: ", news.cause);
-            }
-            return std::string("news");
-          },
+          [](const Core::Notify& a) { return absl::StrCat("news: ", Describe(a.news)); },
       },
       action);
 }
@@ -217,39 +223,28 @@ std::string RendezvousCore::KeyPrefix() const {
 
 // Requests. ---------------------------------------------------------------------------------------
 
-void RendezvousCore::Start(Requested what, absl::Duration timeout) {
+void RendezvousCore::On(const Ask& event) {
   CHECK(!request_.has_value()) << "one request at a time";
   ++request_serial_;
   request_ = Request();
-  request_->what = std::move(what);
-  request_->timeout = timeout;
-  request_->deadline = now_ + timeout;
+  request_->what = event.request;
+  request_->timeout = event.timeout;
+  request_->deadline = now_ + event.timeout;
   request_->send_at = now_;
   request_->pace = heartbeat();
   // The agent waits for this request, so it is sent soon even after failures.
   failures_in_a_row_ = std::min(failures_in_a_row_, 1);
   pause_until_ = std::min(pause_until_, now_ + kPauseMin * Share());
-}
-
-void RendezvousCore::On(const JoinRequest& request) {
-  Start(request, request.timeout);
-  host_ = request.offer.host;
-  const absl::Status valid = ValidateOffer(request.offer);
-  if (!valid.ok()) FailRequest(valid);
-}
-
-void RendezvousCore::On(const TakeBackRequest& request) {
-  left_ = true;
-  Start(request, request.timeout);
-  if (!opened_.has_value() && !in_flight_.has_value()) Finish(absl::OkStatus());
-}
-
-void RendezvousCore::On(const LeaveRequest& request) {
-  mine_.reset();
-  left_ = true;
-  Start(request, request.timeout);
-  // The store does not know this node: nothing to do.
-  if (!opened_.has_value() && !in_flight_.has_value()) Finish(absl::OkStatus());
+  if (const auto* join = std::get_if<JoinRequest>(&event.request)) {
+    host_ = join->offer.host;
+    const absl::Status valid = ValidateOffer(join->offer);
+    if (!valid.ok()) Finish(valid);
+  } else if (GoesForGood()) {
+    if (std::holds_alternative<LeaveRequest>(event.request)) mine_.reset();
+    left_ = true;
+    // The store does not know this node: nothing to do.
+    if (!opened_.has_value() && !in_flight_.has_value()) Finish(AnswerOf(absl::OkStatus()));
+  }
 }
 
 void RendezvousCore::On(const Tick&) {
@@ -268,35 +263,23 @@ void RendezvousCore::OnRequestTimeout() {
   const Request& request = *request_;
   const std::string waited = absl::FormatDuration(request.timeout);
   if (!request.waiting_for.empty() && request.last_error.ok()) {
-    FailRequest(absl::DeadlineExceededError(absl::StrCat(request.waiting_for, " after ", waited)));
+    Finish(absl::DeadlineExceededError(absl::StrCat(request.waiting_for, " after ", waited)));
     return;
   }
-  FailRequest(absl::UnavailableError(absl::StrCat(
+  Finish(absl::UnavailableError(absl::StrCat(
       "no answer from Redis at ", options_.endpoint.DebugString(), " in ", waited, " and ",
       request.tries, request.tries == 1 ? " try: " : " tries: ",
       request.last_error.ok() ? "none came yet" : std::string(request.last_error.message()))));
 }
 
-void RendezvousCore::Finish(absl::Status status) {
+void RendezvousCore::Finish(RendezvousAnswer answer) {
   request_.reset();
-  Do(AnswerDone{std::move(status)});
-}
-
-void RendezvousCore::FailRequest(absl::Status status) {
-  const Requested what = std::move(request_->what);
-  request_.reset();
-  if (std::holds_alternative<JoinRequest>(what)) {
-    Do(AnswerJoin{std::move(status)});
-  } else if (std::holds_alternative<FailureRequest>(what)) {
-    Do(AnswerFailure{std::move(status)});
-  } else {
-    Do(AnswerDone{std::move(status)});
-  }
+  Do(Answer{std::move(answer)});
 }
 
 // Sending. ----------------------------------------------------------------------------------------
 
-bool RendezvousCore::Beats() const { return mine_.has_value() && !left_ && !ended_; }
+bool RendezvousCore::SendsHeartbeats() const { return mine_.has_value() && !left_ && !ended_; }
 
 // Returns true when the outstanding request is this node's last. Such a request has succeeded where
 // the job no longer exists.
@@ -310,7 +293,7 @@ absl::Time RendezvousCore::NextSend() const {
   absl::Time next = absl::InfiniteFuture();
   if (request_.has_value()) {
     next = request_->send_at;
-  } else if (Beats()) {
+  } else if (SendsHeartbeats()) {
     next = heartbeats_.due();
   } else if (wants_open_ && !opened_.has_value()) {
     next = absl::InfinitePast();
@@ -377,8 +360,8 @@ void RendezvousCore::Send(ScriptName script, const GenerationId& about,
   Do(CallScript{script, {prefix + "job", prefix + "leases"}, EncodeArguments(script, arguments)});
 }
 
-std::vector<ScriptArgument> RendezvousCore::ArgumentsOf(const Requested& what, ScriptName& script,
-                                                        GenerationId& about) {
+std::vector<ScriptArgument> RendezvousCore::ArgumentsOf(const RendezvousRequest& what,
+                                                        ScriptName& script, GenerationId& about) {
   using Arguments = std::vector<ScriptArgument>;
   return std::visit(
       Overload{
@@ -388,9 +371,8 @@ std::vector<ScriptArgument> RendezvousCore::ArgumentsOf(const Requested& what, S
                     {"only_changes", now_ < request_->brief_until ? "1" : "0"},
                     {"program", options_.job.program}};
           },
-          [&](const FailureRequest& r) -> Arguments {
+          [&](const FailureRequest& failure) -> Arguments {
             script = ScriptName::kReportFailure;
-            const Rendezvous::Failure& failure = r.failure;
             about = failure.generation;
             return {{"rank", absl::StrCat(failure.rank)},
                     {"host", OneLine(host_)},
@@ -446,7 +428,7 @@ void RendezvousCore::SendRequest() {
 }
 
 // Makes a heartbeat due at once: it fetches what this node may have missed.
-void RendezvousCore::BeatNow() {
+void RendezvousCore::SendHeartbeatNow() {
   ask_again_ = true;
   heartbeats_.BeDueAt(now_);
 }
@@ -469,14 +451,14 @@ void RendezvousCore::On(const Replied& event) {
     const absl::Status& status = event.reply.status();
     if (is_awaited) request_->last_error = status;
     OnFailedCall(status);
-    if (is_awaited && !IsPassing(status)) FailRequest(status);
+    if (is_awaited && !IsPassing(status)) Finish(status);
     return;
   }
   if (call.script == ScriptName::kOpenInstance) return OnOpened(*event.reply);
   const absl::StatusOr<ScriptReply> reply = ParseScriptReply(*event.reply);
   if (!reply.ok()) {
     OnFailedCall(reply.status());
-    if (is_awaited) FailRequest(reply.status());
+    if (is_awaited) Finish(reply.status());
     return;
   }
   OnTransition(call, *reply);
@@ -498,7 +480,7 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   open_status_ = status;
   if (!status.ok()) {
     OnFailedCall(status);
-    if (request_.has_value()) FailRequest(status);
+    if (request_.has_value()) Finish(status);
     return;
   }
   OnContact(absl::OkStatus());
@@ -512,11 +494,11 @@ void RendezvousCore::OnOpened(const store::RedisReply& reply) {
   // The server may have lost what earlier heartbeats reported.
   heartbeats_.ForgetWhatWasSaid();
   if (is_new && !opened_->evicting_policy.empty()) {
-    TellNews({.kind = News::Kind::kStoreWarning,
-              .cause = absl::StrCat("Redis at ", options_.endpoint.DebugString(),
-                                    " evicts keys when its memory is short (maxmemory-policy ",
-                                    OneLine(opened_->evicting_policy),
-                                    "), also those of this job: set it to noeviction")});
+    Do(Notify{{.kind = News::Kind::kStoreWarning,
+               .cause = absl::StrCat("Redis at ", options_.endpoint.DebugString(),
+                                     " evicts keys when its memory is short (maxmemory-policy ",
+                                     OneLine(opened_->evicting_policy),
+                                     "), also those of this job: set it to noeviction")}});
   }
   if (is_new && !left_) {
     subscribe_at_ = absl::InfiniteFuture();
@@ -543,23 +525,23 @@ void RendezvousCore::OnContact(const absl::Status& status) {
     pause_until_ = absl::InfinitePast();
   }
   const bool for_good = !status.ok() && !IsPassing(status);
-  if (status.ok() == in_contact_ && (!for_good || told_for_good_)) return;
+  if (status.ok() == in_contact_ && (!for_good || notified_for_good_)) return;
   // A short interruption is not notified: only the third failure in a row is.
   if (!status.ok() && IsPassing(status) && failures_in_a_row_ < kFailuresBeforeOutOfReach) return;
   in_contact_ = status.ok();
-  told_for_good_ = for_good;
+  notified_for_good_ = for_good;
   News news;
   news.for_good = for_good;
   news.kind = in_contact_ ? News::Kind::kBackInReach : News::Kind::kOutOfReach;
   news.cause = OneLine(std::string(status.message()));
-  TellNews(std::move(news));
+  Do(Notify{std::move(news)});
 }
 
 void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply) {
   const bool is_awaited = request_.has_value() && call.request == request_serial_;
   if (reply.outcome == "unknown" || reply.outcome == "foreign") {
     // The job is gone, so there is nothing to leave.
-    if (is_awaited && GoesForGood()) return Finish(absl::OkStatus());
+    if (is_awaited && GoesForGood()) return Finish(AnswerOf(absl::OkStatus()));
     forgotten_ = true;
     // A job that has not begun is not restored: open another one.
     if (seen_.number == 0 && options_.instance == 0) OpenAnother();
@@ -572,26 +554,26 @@ void RendezvousCore::OnTransition(const InFlight& call, const ScriptReply& reply
   if (call.script == ScriptName::kHeartbeat) return OnHeartbeat(reply);
   if (!is_awaited) return;
   request_->last_error = absl::OkStatus();
-  const Requested asked = request_->what;
+  const RendezvousRequest asked = request_->what;
   std::visit([&](const auto& what) { OnAnswer(what, reply); }, asked);
 }
 
 void RendezvousCore::OnHeartbeat(const ScriptReply& reply) {
   heartbeats_.OnAnswer(now_, Share());
-  if (ask_again_) BeatNow();
+  if (ask_again_) SendHeartbeatNow();
   if (!mine_.has_value()) return;
   if (reply.outcome == "ok") {
     median_busy_us_ = reply.number(0, -1);
     at_work_ = ParseRankAtWork(reply.text(2));
     if (!reply.text(1).empty()) {
-      TellNews({.kind = News::Kind::kStoreWarning, .cause = OneLine(reply.text(1))});
+      Do(Notify{{.kind = News::Kind::kStoreWarning, .cause = OneLine(reply.text(1))}});
     }
   } else if (reply.outcome == "drain") {
-    TellDrain(reply.number(0, -1), reply.text(1));
+    NotifyDrain(reply.number(0, -1), reply.text(1));
   } else if (reply.outcome == "over") {
-    TellOver(reply.text(0));
+    NotifyOver(reply.text(0));
   } else if (reply.outcome == "ended") {
-    TellEnd(ParseEndReply(reply));
+    NotifyEnd(ParseEndReply(reply));
   } else if (reply.outcome == "evicted" || reply.outcome == "reopen") {
     News news;
     news.kind = News::Kind::kEvicted;
@@ -599,7 +581,7 @@ void RendezvousCore::OnHeartbeat(const ScriptReply& reply) {
     news.cause = reply.outcome == "reopen" ? "all nodes of the job were given up for lost"
                                            : OneLine(reply.text(0));
     mine_.reset();
-    TellNews(std::move(news));
+    Do(Notify{std::move(news)});
     if (reply.outcome == "reopen") OpenAnother();
   } else {
     OnContact(UnknownOutcome(reply));
@@ -615,23 +597,22 @@ void RendezvousCore::OnAnswer(const JoinRequest&, const ScriptReply& reply) {
     request_->send_at = NextSignOfLife();
   } else if (reply.outcome == "ended") {
     ended_ = true;
-    request_.reset();
-    Do(AnswerJoin{JoinAnswer(ParseEndReply(reply))});
+    Finish(ParseEndReply(reply));
   } else if (reply.outcome == "reopen" && options_.instance == 0) {
     mine_.reset();
     OpenAnother();
   } else if (reply.outcome == "reopen") {
-    FailRequest(absl::FailedPreconditionError("all nodes of the job were lost"));
+    Finish(absl::FailedPreconditionError("all nodes of the job were lost"));
   } else if (reply.outcome == "refused") {
-    FailRequest(OtherProgram(options_.job, reply.text(0)));
+    Finish(OtherProgram(options_.job, reply.text(0)));
   } else {
-    FailRequest(UnknownOutcome(reply));
+    Finish(UnknownOutcome(reply));
   }
 }
 
 void RendezvousCore::OnRound(const ScriptReply& reply) {
   absl::StatusOr<Round> round = ParseRoundReply(reply);
-  if (!round.ok()) return FailRequest(round.status());
+  if (!round.ok()) return Finish(round.status());
   const GenerationId& generation = round->generation;
   round->run_id = run_id();
   round->store_url =
@@ -646,8 +627,7 @@ void RendezvousCore::OnRound(const ScriptReply& reply) {
   heartbeats_.Start(
       {.interval = heartbeat(), .lease = lease(), .nodes = round->placement.group_world_size}, now_,
       row_share, Share());
-  request_.reset();
-  Do(AnswerJoin{JoinAnswer(*std::move(round))});
+  Finish(*std::move(round));
 }
 
 void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
@@ -674,7 +654,7 @@ void RendezvousCore::OnWaiting(const ScriptReply& reply, bool is_spare) {
   News news;
   news.kind = News::Kind::kWaiting;
   news.cause = text;
-  TellNews(std::move(news));
+  Do(Notify{std::move(news)});
 }
 
 // Other agents reached the emptied server first and opened the job of this run id again. The job
@@ -688,7 +668,7 @@ void RendezvousCore::OnReplaced() {
   news.generation = mine_->generation;
   news.cause = "the store lost its memory, and the job was begun anew without this node";
   mine_.reset();
-  TellNews(std::move(news));
+  Do(Notify{std::move(news)});
 }
 
 // The job was given up before this node was part of it. Opens another one and keeps no state.
@@ -706,7 +686,7 @@ void RendezvousCore::OpenAnother() {
 
 void RendezvousCore::OnAnswer(const FailureRequest& asked, const ScriptReply& reply) {
   using Decision = FailureVerdict::Decision;
-  absl::StatusOr<FailureVerdict> verdict = UnknownOutcome(reply);
+  RendezvousAnswer verdict = UnknownOutcome(reply);
   if (reply.outcome == "restart") {
     verdict = FailureVerdict{Decision::kRestart, {}};
   } else if (reply.outcome == "stale" || reply.outcome == "reopen") {
@@ -715,45 +695,38 @@ void RendezvousCore::OnAnswer(const FailureRequest& asked, const ScriptReply& re
     ended_ = true;
     verdict = FailureVerdict{Decision::kEnded, ParseEndReply(reply)};
   }
-  if (mine_.has_value() && mine_->generation == asked.failure.generation) mine_->told_over = true;
-  request_.reset();
-  Do(AnswerFailure{std::move(verdict)});
+  if (mine_.has_value() && mine_->generation == asked.generation) mine_->notified_over = true;
+  Finish(std::move(verdict));
 }
 
 void RendezvousCore::OnAnswer(const CompleteRequest& asked, const ScriptReply& reply) {
   if (reply.outcome == "ok") {
     if (mine_.has_value() && mine_->generation == asked.generation) mine_->completed = true;
-    return Finish(absl::OkStatus());
+    return Finish(AnswerOf(absl::OkStatus()));
   }
   if (reply.outcome == "stale" || reply.outcome == "reopen") {
-    if (mine_.has_value()) mine_->told_over = true;
+    if (mine_.has_value()) mine_->notified_over = true;
     return Finish(GenerationIsOver(reply));
   }
   if (reply.outcome != "ended") return Finish(UnknownOutcome(reply));
   const JobEnd end = ParseEndReply(reply);
   const bool succeeded = end.kind == JobEnd::Kind::kSucceeded;
-  Finish(succeeded ? absl::OkStatus() : absl::AbortedError("the job has ended"));
-  TellEnd(end);
+  Finish(AnswerOf(succeeded ? absl::OkStatus() : absl::AbortedError("the job has ended")));
+  NotifyEnd(end);
 }
 
 void RendezvousCore::OnAnswer(const DrainRequest&, const ScriptReply& reply) {
-  Finish(reply.outcome == "drain" ? absl::OkStatus() : GenerationIsOver(reply));
+  Finish(AnswerOf(reply.outcome == "drain" ? absl::OkStatus() : GenerationIsOver(reply)));
   if (reply.outcome == "drain") {
-    TellDrain(reply.number(0, -1), reply.text(1));
+    NotifyDrain(reply.number(0, -1), reply.text(1));
   } else if (reply.outcome == "ended") {
-    TellEnd(ParseEndReply(reply));
+    NotifyEnd(ParseEndReply(reply));
   }
 }
 
-void RendezvousCore::OnAnswer(const TakeBackRequest&, const ScriptReply&) {
-  Finish(absl::OkStatus());
-}
-
-void RendezvousCore::OnAnswer(const LeaveRequest&, const ScriptReply&) { Finish(absl::OkStatus()); }
-
 void RendezvousCore::OnAnswer(const CloseRequest&, const ScriptReply&) {
   ended_ = true;
-  Finish(absl::OkStatus());
+  Finish(AnswerOf(absl::OkStatus()));
 }
 
 // Pushed messages. --------------------------------------------------------------------------------
@@ -762,7 +735,7 @@ void RendezvousCore::On(const Subscribed&) {
   failed_subscriptions_ = 0;
   if (!was_heard_) return;
   // A message may have been published between the last answer and the subscription.
-  BeatNow();
+  SendHeartbeatNow();
   if (request_.has_value()) request_->send_at = now_;
 }
 
@@ -779,13 +752,13 @@ void RendezvousCore::On(const Pushed& event) {
   const bool is_mine = mine_.has_value() && mine_->generation == message->generation;
   switch (message->kind) {
     case PushedMessage::Kind::kOver:
-      if (is_mine) TellOver(message->cause);
+      if (is_mine) NotifyOver(message->cause);
       return;
     case PushedMessage::Kind::kDrain:
-      if (is_mine) TellDrain(message->stop_at_step, message->cause);
+      if (is_mine) NotifyDrain(message->stop_at_step, message->cause);
       return;
     case PushedMessage::Kind::kEnded:
-      if (!request_.has_value() && mine_.has_value()) return TellEnd(message->end);
+      if (!request_.has_value() && mine_.has_value()) return NotifyEnd(message->end);
       break;
     case PushedMessage::Kind::kRound:
       if (is_mine) return;
@@ -794,40 +767,39 @@ void RendezvousCore::On(const Pushed& event) {
       break;
   }
   // A join's answer is ready, or a new round has begun without this node.
-  BeatNow();
+  SendHeartbeatNow();
   if (joins) request_->send_at = now_;
 }
 
-void RendezvousCore::TellOver(const std::string& cause) {
-  if (!mine_.has_value() || std::exchange(mine_->told_over, true)) return;
+void RendezvousCore::NotifyOver(const std::string& cause) {
+  if (!mine_.has_value() || std::exchange(mine_->notified_over, true)) return;
   // The agent that reports the failure gets the answer to its report instead.
   if (request_.has_value() && std::holds_alternative<FailureRequest>(request_->what)) return;
   News news;
   news.kind = News::Kind::kGenerationOver;
   news.generation = mine_->generation;
   news.cause = OneLine(cause);
-  TellNews(std::move(news));
+  Do(Notify{std::move(news)});
 }
 
-void RendezvousCore::TellDrain(int64_t stop_at_step, const std::string& cause) {
-  if (!mine_.has_value() || mine_->told_over || std::exchange(mine_->told_drain, true)) return;
+void RendezvousCore::NotifyDrain(int64_t stop_at_step, const std::string& cause) {
+  if (!mine_.has_value() || mine_->notified_over || std::exchange(mine_->notified_drain, true))
+    return;
   News news;
   news.kind = News::Kind::kDrain;
   news.generation = mine_->generation;
   news.stop_at_step = std::max<int64_t>(-1, stop_at_step);
   news.cause = OneLine(cause);
-  TellNews(std::move(news));
+  Do(Notify{std::move(news)});
 }
 
-void RendezvousCore::TellEnd(const JobEnd& end) {
+void RendezvousCore::NotifyEnd(const JobEnd& end) {
   if (std::exchange(ended_, true)) return;
   News news;
   news.kind = News::Kind::kJobEnded;
   if (mine_.has_value()) news.generation = mine_->generation;
   news.end = end;
-  TellNews(std::move(news));
+  Do(Notify{std::move(news)});
 }
-
-void RendezvousCore::TellNews(News news) { Do(Tell{std::move(news)}); }
 
 }  // namespace ddp::elastic

@@ -54,34 +54,9 @@ class RendezvousCore {
   //
   // Finds or makes the job ahead of the first request. Optional: the first request does so too.
   struct Open {};
-  // A request. Do not make one while another is outstanding: that is a CHECK failure.
-  struct JoinRequest {
-    NodeOffer offer;
-    absl::Duration timeout;
-  };
-  struct FailureRequest {
-    Rendezvous::Failure failure;
-    absl::Duration timeout;
-  };
-  struct CompleteRequest {
-    GenerationId generation;
-    absl::Duration timeout;
-  };
-  struct DrainRequest {
-    GenerationId generation;
-    std::string cause;
-    absl::Duration timeout;
-  };
-  struct TakeBackRequest {
-    GenerationId generation;
-    absl::Duration timeout;
-  };
-  struct LeaveRequest {
-    bool in_order = false;
-    absl::Duration timeout;
-  };
-  struct CloseRequest {
-    JobEnd end;
+  // A request of the agent. Do not make one while another is outstanding: that is a CHECK failure.
+  struct Ask {
+    RendezvousRequest request;
     absl::Duration timeout;
   };
   struct CancelRequest {};
@@ -98,9 +73,8 @@ class RendezvousCore {
   };
   // The time of next_deadline() has come.
   struct Tick {};
-  using Event = std::variant<Open, JoinRequest, FailureRequest, CompleteRequest, DrainRequest,
-                             TakeBackRequest, LeaveRequest, CloseRequest, CancelRequest, Replied,
-                             Subscribed, SubscriptionEnded, Pushed, Tick>;
+  using Event =
+      std::variant<Open, Ask, CancelRequest, Replied, Subscribed, SubscriptionEnded, Pushed, Tick>;
 
   // Actions.
   struct CallScript {
@@ -112,20 +86,14 @@ class RendezvousCore {
   struct Subscribe {
     std::string channel;
   };
-  // Answers to the outstanding request.
-  struct AnswerJoin {
-    absl::StatusOr<JoinAnswer> answer;
+  // Answers the outstanding request.
+  struct Answer {
+    RendezvousAnswer answer;
   };
-  struct AnswerFailure {
-    absl::StatusOr<FailureVerdict> verdict;
-  };
-  struct AnswerDone {
-    absl::Status status;
-  };
-  struct Tell {
+  struct Notify {
     News news;
   };
-  using Action = std::variant<CallScript, Subscribe, AnswerJoin, AnswerFailure, AnswerDone, Tell>;
+  using Action = std::variant<CallScript, Subscribe, Answer, Notify>;
 
   explicit RendezvousCore(Options options);
 
@@ -151,11 +119,9 @@ class RendezvousCore {
   const std::string& node() const { return options_.node; }
 
  private:
-  using Requested = std::variant<JoinRequest, FailureRequest, CompleteRequest, DrainRequest,
-                                 TakeBackRequest, LeaveRequest, CloseRequest>;
   // The agent's outstanding request.
   struct Request {
-    Requested what;
+    RendezvousRequest what;
     absl::Duration timeout;
     absl::Time deadline;
     absl::Time send_at;  // earliest time to send it
@@ -172,8 +138,8 @@ class RendezvousCore {
     GenerationId generation;
     std::string row;
     bool completed = false;  // its workers have succeeded, and the server has acknowledged it
-    bool told_over = false;
-    bool told_drain = false;
+    bool notified_over = false;
+    bool notified_drain = false;
   };
   struct InFlight {
     ScriptName script;
@@ -181,13 +147,7 @@ class RendezvousCore {
   };
 
   void On(const Open&) { wants_open_ = true; }
-  void On(const JoinRequest& request);
-  void On(const FailureRequest& request) { Start(request, request.timeout); }
-  void On(const CompleteRequest& request) { Start(request, request.timeout); }
-  void On(const DrainRequest& request) { Start(request, request.timeout); }
-  void On(const TakeBackRequest& request);
-  void On(const LeaveRequest& request);
-  void On(const CloseRequest& request) { Start(request, request.timeout); }
+  void On(const Ask& event);
   void On(const CancelRequest&) { request_.reset(); }
   void On(const Replied& event);
   void On(const Subscribed&);
@@ -195,17 +155,16 @@ class RendezvousCore {
   void On(const Pushed& event);
   void On(const Tick&);
 
-  void Start(Requested what, absl::Duration timeout);
   void Pump();
   absl::Time NextSend() const;
-  bool Beats() const;
+  bool SendsHeartbeats() const;
   bool GoesForGood() const;
   void SendOpen();
   void SendRequest();
   void SendHeartbeat();
-  void BeatNow();
+  void SendHeartbeatNow();
   void Send(ScriptName script, const GenerationId& about, std::vector<ScriptArgument> arguments);
-  std::vector<ScriptArgument> ArgumentsOf(const Requested& what, ScriptName& script,
+  std::vector<ScriptArgument> ArgumentsOf(const RendezvousRequest& what, ScriptName& script,
                                           GenerationId& about);
 
   void OnOpened(const store::RedisReply& reply);
@@ -217,8 +176,8 @@ class RendezvousCore {
   void OnAnswer(const FailureRequest& asked, const ScriptReply& reply);
   void OnAnswer(const CompleteRequest& asked, const ScriptReply& reply);
   void OnAnswer(const DrainRequest& asked, const ScriptReply& reply);
-  void OnAnswer(const TakeBackRequest& asked, const ScriptReply& reply);
-  void OnAnswer(const LeaveRequest& asked, const ScriptReply& reply);
+  void OnAnswer(const TakeBackRequest&, const ScriptReply&) { Finish(AnswerOf(absl::OkStatus())); }
+  void OnAnswer(const LeaveRequest&, const ScriptReply&) { Finish(AnswerOf(absl::OkStatus())); }
   void OnAnswer(const CloseRequest& asked, const ScriptReply& reply);
   void OnRound(const ScriptReply& reply);
   void OnWaiting(const ScriptReply& reply, bool is_spare);
@@ -226,12 +185,10 @@ class RendezvousCore {
   void OpenAnother();
   void OnRequestTimeout();
 
-  void Finish(absl::Status status);
-  void FailRequest(absl::Status status);
-  void TellOver(const std::string& cause);
-  void TellDrain(int64_t stop_at_step, const std::string& cause);
-  void TellEnd(const JobEnd& end);
-  void TellNews(News news);
+  void Finish(RendezvousAnswer answer);
+  void NotifyOver(const std::string& cause);
+  void NotifyDrain(int64_t stop_at_step, const std::string& cause);
+  void NotifyEnd(const JobEnd& end);
   template <typename A>
   void Do(A action);
 
@@ -275,7 +232,7 @@ class RendezvousCore {
   absl::Time pause_until_ = absl::InfinitePast();
   int failures_in_a_row_ = 0;
   bool in_contact_ = true;
-  bool told_for_good_ = false;  // of the last kOutOfReach
+  bool notified_for_good_ = false;  // of the last kOutOfReach
 
   absl::Time subscribe_at_ = absl::InfiniteFuture();
   int failed_subscriptions_ = 0;

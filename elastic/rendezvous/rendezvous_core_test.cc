@@ -67,15 +67,13 @@ class RendezvousCoreTest : public ::testing::Test {
     return call->args.at(ArgumentIndex(call->script, name));
   }
   std::optional<News::Kind> Told() const {
-    const auto* tell = Find<Core::Tell>();
+    const auto* tell = Find<Core::Notify>();
     return tell == nullptr ? std::nullopt : std::optional<News::Kind>(tell->news.kind);
   }
 
   void Join(absl::Duration timeout = absl::Minutes(10)) {
-    Core::JoinRequest join;
-    join.offer = {.nproc = 2, .role = "default", .host = "h", .master_port = 20'000};
-    join.timeout = timeout;
-    Step(join);
+    const NodeOffer offer = {.nproc = 2, .role = "default", .host = "h", .master_port = 20'000};
+    Step(Core::Ask{JoinRequest{offer}, timeout});
   }
   void Open() {
     EXPECT_EQ(Called(), ScriptName::kOpenInstance);
@@ -86,8 +84,8 @@ class RendezvousCoreTest : public ::testing::Test {
     Join();
     Open();
     Reply({"round", "1", "n1", "0", row, "", "0"});
-    ASSERT_NE(Find<Core::AnswerJoin>(), nullptr);
-    ASSERT_TRUE(Find<Core::AnswerJoin>()->answer.ok());
+    ASSERT_NE(Find<Core::Answer>(), nullptr);
+    ASSERT_TRUE(Find<Core::Answer>()->answer.ok());
   }
 
   static constexpr char kRow[] = "0 1 2 0 2 0 2 20000\ndefault\nh\n10.0.0.1";
@@ -251,8 +249,8 @@ TEST_F(RendezvousCoreTest, ARequestEndsAtItsTimeoutWhileTheStoreIsSilent) {
   Join(absl::Seconds(5));
   EXPECT_LE(core_->next_deadline(), now_ + absl::Seconds(5));
   WaitForDeadline();
-  ASSERT_NE(Find<Core::AnswerJoin>(), nullptr);
-  const absl::Status status = Find<Core::AnswerJoin>()->answer.status();
+  ASSERT_NE(Find<Core::Answer>(), nullptr);
+  const absl::Status status = Find<Core::Answer>()->answer.status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("in 5s and 1 try: none came yet"));
 }
@@ -261,29 +259,27 @@ TEST_F(RendezvousCoreTest, AnAnswerToACancelledRequestIsDropped) {
   Join();
   Open();
   Step(Core::CancelRequest{});
-  Step(Core::LeaveRequest{false, absl::Seconds(2)});
+  Step(Core::Ask{LeaveRequest{}, absl::Seconds(2)});
   EXPECT_FALSE(Called().has_value()) << "one script at a time";
   Reply({"round", "1", "n1", "0", kRow, "", "0"});
-  EXPECT_EQ(Find<Core::AnswerJoin>(), nullptr);
+  EXPECT_EQ(Find<Core::Answer>(), nullptr);
   ASSERT_EQ(Called(), ScriptName::kLeave);
   Reply({"ok", "1", "n1", "0"});
-  ASSERT_NE(Find<Core::AnswerDone>(), nullptr);
+  ASSERT_NE(Find<Core::Answer>(), nullptr);
   EXPECT_EQ(core_->next_deadline(), absl::InfiniteFuture());
 }
 
 TEST_F(RendezvousCoreTest, WhoWasNeverThereNeedNotLeave) {
-  Step(Core::LeaveRequest{false, absl::Seconds(2)});
-  ASSERT_NE(Find<Core::AnswerDone>(), nullptr);
-  EXPECT_TRUE(Find<Core::AnswerDone>()->status.ok());
+  Step(Core::Ask{LeaveRequest{}, absl::Seconds(2)});
+  ASSERT_NE(Find<Core::Answer>(), nullptr);
+  EXPECT_TRUE(Find<Core::Answer>()->answer.ok());
   EXPECT_FALSE(Called().has_value());
 }
 
 TEST_F(RendezvousCoreTest, AnOfferThatNobodyCanUseIsRefusedAtOnce) {
-  Core::JoinRequest join;
-  join.offer.nproc = 0;
-  Step(join);
-  ASSERT_NE(Find<Core::AnswerJoin>(), nullptr);
-  EXPECT_EQ(Find<Core::AnswerJoin>()->answer.status().code(), absl::StatusCode::kInvalidArgument);
+  Step(Core::Ask{JoinRequest{{.nproc = 0}}, absl::Minutes(10)});
+  ASSERT_NE(Find<Core::Answer>(), nullptr);
+  EXPECT_EQ(Find<Core::Answer>()->answer.status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(RendezvousCoreTest, NonsenseFailsARequestAndNotTheHeartbeats) {
@@ -295,12 +291,12 @@ TEST_F(RendezvousCoreTest, NonsenseFailsARequestAndNotTheHeartbeats) {
   Reply({"what?", "1", "n1", "0"});
   WaitForDeadline();
   ASSERT_EQ(Called(), ScriptName::kHeartbeat);
-  Step(Core::CompleteRequest{{1, "n1"}, absl::Seconds(5)});
+  Step(Core::Ask{CompleteRequest{{1, "n1"}}, absl::Seconds(5)});
   Reply({"ok", "1", "n1", "0", "-1"});
   ASSERT_EQ(Called(), ScriptName::kComplete);
   Step(Core::Replied{RedisReply::Integer(7)});
-  ASSERT_NE(Find<Core::AnswerDone>(), nullptr);
-  EXPECT_EQ(Find<Core::AnswerDone>()->status.code(), absl::StatusCode::kInternal);
+  ASSERT_NE(Find<Core::Answer>(), nullptr);
+  EXPECT_EQ(Find<Core::Answer>()->answer.status().code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(RendezvousCoreTest, PushesOfAnotherJobOrGenerationAreNoNews) {
@@ -348,18 +344,18 @@ TEST_F(RendezvousCoreTest, ASparesTimeLimitStandsStill) {
   }
   Reply({"waiting", "1", "n1", "0", "only 1 of 2 nodes have joined"});
   const absl::Time begun = now_;
-  while (Find<Core::AnswerJoin>() == nullptr) {
+  while (Find<Core::Answer>() == nullptr) {
     if (Called() == ScriptName::kJoin) Reply({"same", "1", "n1", "0"});
     WaitForDeadline();
   }
   EXPECT_EQ(now_ - begun, absl::Seconds(5));
-  EXPECT_THAT(std::string(Find<Core::AnswerJoin>()->answer.status().message()),
+  EXPECT_THAT(std::string(Find<Core::Answer>()->answer.status().message()),
               StartsWith("only 1 of 2 nodes have joined after"));
 }
 
 TEST_F(RendezvousCoreTest, TheStoresAddressCarriesTheGenerationAndNoSecret) {
   JoinAndRun();
-  const auto& round = std::get<Round>(*Find<Core::AnswerJoin>()->answer);
+  const auto& round = std::get<Round>(*Find<Core::Answer>()->answer);
   EXPECT_THAT(round.store_url, HasSubstr("redis://redis:6379"));
   EXPECT_THAT(round.store_url, HasSubstr("g1.n1:store:"));
 }

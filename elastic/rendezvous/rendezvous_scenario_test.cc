@@ -225,42 +225,40 @@ class Story final : public ::ddp::testing::StoryPlayer {
   Core::Event MakeEvent(const std::string& event, const std::string& name, Node& node,
                         Words& words) {
     constexpr absl::Duration kTimeout = absl::Minutes(10);
+    if (event == "cancel") return Core::CancelRequest{};
     if (event == "join") return MakeJoin(name, words);
-    if (event == "fail") return MakeFailure(node, words);
-    if (event == "complete") return Core::CompleteRequest{generations_[name], kTimeout};
-    if (event == "drain") {
-      return Core::DrainRequest{generations_[name], absl::StrJoin(words, " "), kTimeout};
+    if (event == "fail") return Core::Ask{MakeFailure(node, words), kTimeout};
+    if (event == "complete") return Core::Ask{CompleteRequest{generations_[name]}, kTimeout};
+    if (event == "takeback") return Core::Ask{TakeBackRequest{reported_[name]}, absl::Seconds(2)};
+    if (event == "leave") {
+      return Core::Ask{LeaveRequest{TakeFlag(words, "in_order")}, absl::Seconds(2)};
     }
-    if (event == "takeback") return Core::TakeBackRequest{reported_[name], absl::Seconds(2)};
-    if (event == "leave") return Core::LeaveRequest{TakeFlag(words, "in_order"), absl::Seconds(2)};
+    const std::string text = absl::StrJoin(words, " ");
     if (event == "close") {
-      return Core::CloseRequest{{JobEnd::Kind::kClosed, absl::StrJoin(words, " "), 1}, kTimeout};
+      return Core::Ask{CloseRequest{{JobEnd::Kind::kClosed, text, 1}}, kTimeout};
     }
-    EXPECT_EQ(event, "cancel") << "unknown event";
-    return Core::CancelRequest{};
+    EXPECT_EQ(event, "drain") << "unknown event";
+    return Core::Ask{DrainRequest{generations_[name], text}, kTimeout};
   }
 
   Core::Event MakeJoin(const std::string& name, Words& words) {
-    Core::JoinRequest join;
-    join.offer = {.nproc = 2,
-                  .role = "default",
-                  .host = absl::StrCat("host-", name),
-                  .master_addr = absl::StrCat("10.0.0.", name),
-                  .master_port = 20'000};
-    join.timeout = absl::Minutes(10);
-    if (const auto value = Take(words, "nproc")) join.offer.nproc = Number(*value);
-    if (const auto value = Take(words, "role")) join.offer.role = *value;
-    if (const auto value = Take(words, "host")) join.offer.host = *value;
-    if (const auto value = Take(words, "rank")) join.offer.node_rank = Number(*value);
-    if (const auto value = Take(words, "timeout")) join.timeout = Duration(*value);
+    NodeOffer offer = {.nproc = 2,
+                       .role = "default",
+                       .host = absl::StrCat("host-", name),
+                       .master_addr = absl::StrCat("10.0.0.", name),
+                       .master_port = 20'000};
+    absl::Duration timeout = absl::Minutes(10);
+    if (const auto value = Take(words, "nproc")) offer.nproc = Number(*value);
+    if (const auto value = Take(words, "role")) offer.role = *value;
+    if (const auto value = Take(words, "host")) offer.host = *value;
+    if (const auto value = Take(words, "rank")) offer.node_rank = Number(*value);
+    if (const auto value = Take(words, "timeout")) timeout = Duration(*value);
     EXPECT_TRUE(words.empty()) << words[0];
-    return join;
+    return Core::Ask{JoinRequest{offer}, timeout};
   }
 
-  Core::Event MakeFailure(Node& node, Words& words) {
-    Core::FailureRequest request;
-    request.timeout = absl::Minutes(10);
-    Rendezvous::Failure& failure = request.failure;
+  FailureRequest MakeFailure(Node& node, Words& words) {
+    FailureRequest failure;
     failure.generation = generations_[node.core->node()];
     failure.is_victim = TakeFlag(words, "victim");
     failure.is_unprompted = TakeFlag(words, "unprompted");
@@ -272,7 +270,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
       failure.progress_known = true;
     }
     failure.cause = absl::StrJoin(words, " ");
-    return request;
+    return failure;
   }
 
   void PlayStore(const Words& words) {
@@ -386,15 +384,13 @@ class Story final : public ::ddp::testing::StoryPlayer {
           : node.inbox.push_back(Core::SubscriptionEnded{});
   }
 
-  void Do(const std::string& name, Node&, const Core::AnswerJoin& answer) {
+  void Do(const std::string& name, Node&, const Core::Answer& answer) {
     if (answer.answer.ok() && std::holds_alternative<Round>(*answer.answer)) {
       generations_[name] = std::get<Round>(*answer.answer).generation;
     }
     Print(name, answer);
   }
-  void Do(const std::string& name, Node&, const Core::AnswerFailure& a) { Print(name, a); }
-  void Do(const std::string& name, Node&, const Core::AnswerDone& a) { Print(name, a); }
-  void Do(const std::string& name, Node&, const Core::Tell& a) { Print(name, a); }
+  void Do(const std::string& name, Node&, const Core::Notify& a) { Print(name, a); }
 
   void Print(const std::string& name, const Core::Action& action) {
     lines_.push_back(absl::StrCat(name, ": ", DebugString(action)));

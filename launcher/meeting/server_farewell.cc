@@ -124,8 +124,8 @@ class Goodbye {
   void Close() {
     if (std::exchange(closed_, true)) return event_loop_.Stop();
     start_ = clock_.Now();
-    rendezvous_.Close(ClosedBecause(options_.host), kCloseTimeout,
-                      [this](const absl::Status&) { Look(); });
+    rendezvous_.Ask(elastic::CloseRequest{ClosedBecause(options_.host)}, kCloseTimeout,
+                    [this](const elastic::RendezvousAnswer&) { Look(); });
   }
 
   const FarewellOptions& options_;

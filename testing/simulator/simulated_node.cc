@@ -15,9 +15,8 @@ namespace ddp::testing {
 
 using elastic::AgentCore;
 using elastic::AgentEvent;
-using elastic::JoinAnswer;
 using elastic::News;
-using elastic::Rendezvous;
+using elastic::RendezvousAnswer;
 using elastic::Round;
 
 namespace {
@@ -228,73 +227,33 @@ elastic::NodeOffer SimulatedNode::Offer() const {
           .node_rank = world_.story->node_ranks ? identity_.host : -1};
 }
 
-void SimulatedNode::Do(const elastic::JoinAction& action) {
-  joined_us_ = world_.queue->now_us();
-  rendezvous_.Join(Offer(), action.timeout,
-                   [this](absl::StatusOr<JoinAnswer> answer) { OnJoined(std::move(answer)); });
-}
-
-void SimulatedNode::OnJoined(absl::StatusOr<JoinAnswer> answer) {
-  if (answer.ok() && std::holds_alternative<Round>(*answer)) {
-    round_ = std::get<Round>(*answer);
-    job_of_workers_ = job();
-    highest_step_ = -1;
-    stepping_since_us_ = -1;
-    TellContact();
-    world_.checker(job()).OnRound(identity_.id, round_, Offer(), world_.queue->now_us(),
-                                  joined_us_);
+// Adds to a request what AgentCore does not know, as elastic/agent/agent.cc does.
+void SimulatedNode::Do(const elastic::RequestAction& action) {
+  elastic::RendezvousRequest request = action.request;
+  if (auto* const join = std::get_if<elastic::JoinRequest>(&request)) {
+    joined_us_ = world_.queue->now_us();
+    join->offer = Offer();
+  } else if (auto* const failure = std::get_if<elastic::FailureRequest>(&request)) {
+    Report();
+    failure->step = highest_step_;
+    failure->progress_known = world_.story->commits_steps;
+  } else if (std::holds_alternative<elastic::DrainRequest>(request)) {
+    Report();
   }
-  Post(elastic::JoinedEvent{std::move(answer)});
-}
-
-void SimulatedNode::Do(const elastic::ReportFailureAction& action) {
-  Report();
-  Rendezvous::Failure failure;
-  failure.generation = round_.generation;
-  failure.rank = action.rank;
-  failure.cause = action.cause;
-  failure.is_victim = action.is_victim;
-  failure.is_unprompted = action.is_unprompted;
-  failure.exit_code = action.exit_code;
-  failure.instead_of = action.instead_of;
-  failure.step = highest_step_;
-  failure.progress_known = world_.story->commits_steps;
-  rendezvous_.ReportFailure(failure, action.timeout,
-                            [this](absl::StatusOr<elastic::FailureVerdict> verdict) {
-                              Post(elastic::VerdictEvent{std::move(verdict)});
-                            });
-}
-
-void SimulatedNode::Do(const elastic::CompleteAction& action) {
-  rendezvous_.Complete(round_.generation, action.timeout, [this](absl::Status status) {
-    Post(elastic::CompletedEvent{std::move(status)});
+  rendezvous_.Ask(request, action.timeout, [this, request](const RendezvousAnswer& answer) {
+    if (answer.ok() && std::holds_alternative<Round>(*answer)) OnRound(std::get<Round>(*answer));
+    Post(elastic::AnsweredEvent{request, answer});
   });
 }
 
-void SimulatedNode::Do(const elastic::DrainAction& action) {
-  Report();
-  rendezvous_.Drain(round_.generation, action.cause, action.timeout, [this](absl::Status status) {
-    Post(elastic::DrainedEvent{std::move(status)});
-  });
+void SimulatedNode::OnRound(const Round& round) {
+  round_ = round;
+  job_of_workers_ = job();
+  highest_step_ = -1;
+  stepping_since_us_ = -1;
+  TellContact();
+  world_.checker(job()).OnRound(identity_.id, round_, Offer(), world_.queue->now_us(), joined_us_);
 }
-
-void SimulatedNode::Do(const elastic::CloseAction& action) {
-  rendezvous_.Close(action.end, action.timeout,
-                    [this](absl::Status status) { Post(elastic::ClosedEvent{std::move(status)}); });
-}
-
-void SimulatedNode::Do(const elastic::TakeBackAction& action) {
-  rendezvous_.TakeBack(action.generation, action.timeout, [this](absl::Status status) {
-    Post(elastic::TakenBackEvent{std::move(status)});
-  });
-}
-
-void SimulatedNode::Do(const elastic::LeaveAction& action) {
-  rendezvous_.Leave(action.in_order, action.timeout,
-                    [this](absl::Status status) { Post(elastic::LeftEvent{std::move(status)}); });
-}
-
-void SimulatedNode::Do(const elastic::CancelRequestAction&) { rendezvous_.Cancel(); }
 
 // Starts the workers as elastic/agent/worker_group.cc does: one after the other. A start may be
 // slow.

@@ -106,7 +106,7 @@ class SimulatedNode {
   void ArmDeadline();
   void CheckDeadlines();
   elastic::NodeOffer Offer() const;
-  void OnJoined(absl::StatusOr<elastic::JoinAnswer> answer);
+  void OnRound(const elastic::Round& round);
   void Report();
   void Look();
   void StartNext();
@@ -116,15 +116,9 @@ class SimulatedNode {
   void TellContact();
   void CheckNoSpare(const elastic::News& news);
 
-  void Do(const elastic::JoinAction& action);
-  void Do(const elastic::ReportFailureAction& action);
-  void Do(const elastic::CompleteAction& action);
-  void Do(const elastic::DrainAction& action);
-  void Do(const elastic::CloseAction& action);
-  void Do(const elastic::TakeBackAction& action);
+  void Do(const elastic::RequestAction& action);
+  void Do(const elastic::CancelRequestAction&) { rendezvous_.Cancel(); }
   void Do(const elastic::FallSilentAction&) { Kill(); }
-  void Do(const elastic::LeaveAction& action);
-  void Do(const elastic::CancelRequestAction& action);
   void Do(const elastic::StartWorkersAction& action);
   void Do(const elastic::SignalWorkersAction& action);
   void Do(const elastic::StopWorkersAction& action);

@@ -10,9 +10,6 @@
 namespace ddp::testing {
 namespace {
 
-using elastic::GenerationId;
-using elastic::JobEnd;
-using elastic::NodeOffer;
 using elastic::RendezvousCore;
 using store::RedisReply;
 
@@ -116,69 +113,35 @@ void SimulatedRendezvous::Do(const Core::Subscribe& subscribe) {
       [this, process] { process->Deliver([this] { Step(Core::SubscriptionEnded{}); }); });
 }
 
-void SimulatedRendezvous::Do(const Core::Tell& tell) {
-  if (on_news_) on_news_(tell.news);
+void SimulatedRendezvous::Do(const Core::Notify& notify) {
+  if (on_news_) on_news_(notify.news);
 }
 
-template <typename Callback, typename Value>
-void SimulatedRendezvous::Answer(const Value& value) {
+void SimulatedRendezvous::Do(const Core::Answer& answer) {
   if (in_request_) {
     answer_waits_ = true;
-    options_.process->DeliverAt(options_.process->now(), [this, serial = serial_, value] {
+    options_.process->DeliverAt(options_.process->now(), [this, serial = serial_, answer] {
       if (serial != serial_) return;
       answer_waits_ = false;
-      Answer<Callback>(value);
+      Do(answer);
     });
     return;
   }
-  Answered answered = std::exchange(done_, std::monostate());
-  std::get<Callback>(answered)(value);
+  std::exchange(done_, nullptr)(answer.answer);
 }
 
-template <typename Callback>
-void SimulatedRendezvous::Request(const Core::Event& request, Callback done) {
+void SimulatedRendezvous::Ask(const elastic::RendezvousRequest& request, absl::Duration timeout,
+                              Done done) {
   done_ = std::move(done);
   ++serial_;
   const bool nested = std::exchange(in_request_, true);
-  Step(request);
+  Step(Core::Ask{request, timeout});
   in_request_ = nested;
-}
-
-void SimulatedRendezvous::Join(const NodeOffer& offer, absl::Duration timeout, JoinDone done) {
-  Request(Core::JoinRequest{offer, timeout}, std::move(done));
-}
-
-void SimulatedRendezvous::ReportFailure(const Failure& failure, absl::Duration timeout,
-                                        FailureDone done) {
-  Request(Core::FailureRequest{failure, timeout}, std::move(done));
-}
-
-void SimulatedRendezvous::Complete(const GenerationId& generation, absl::Duration timeout,
-                                   Done done) {
-  Request(Core::CompleteRequest{generation, timeout}, std::move(done));
-}
-
-void SimulatedRendezvous::Drain(const GenerationId& generation, const std::string& cause,
-                                absl::Duration timeout, Done done) {
-  Request(Core::DrainRequest{generation, cause, timeout}, std::move(done));
-}
-
-void SimulatedRendezvous::TakeBack(const elastic::GenerationId& generation, absl::Duration timeout,
-                                   Done done) {
-  Request(Core::TakeBackRequest{generation, timeout}, std::move(done));
-}
-
-void SimulatedRendezvous::Leave(bool in_order, absl::Duration timeout, Done done) {
-  Request(Core::LeaveRequest{in_order, timeout}, std::move(done));
-}
-
-void SimulatedRendezvous::Close(const JobEnd& end, absl::Duration timeout, Done done) {
-  Request(Core::CloseRequest{end, timeout}, std::move(done));
 }
 
 void SimulatedRendezvous::Cancel() {
   answer_waits_ = false;
-  done_ = std::monostate();
+  done_ = nullptr;
   ++serial_;
   Step(Core::CancelRequest{});
 }

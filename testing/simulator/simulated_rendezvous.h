@@ -48,16 +48,7 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
   // Returns true while consequences of an event are still to be carried out.
   bool is_stepping() const { return depth_ > 0 || answer_waits_; }
 
-  void Join(const elastic::NodeOffer& offer, absl::Duration timeout, JoinDone done) override;
-  void ReportFailure(const Failure& failure, absl::Duration timeout, FailureDone done) override;
-  void Complete(const elastic::GenerationId& generation, absl::Duration timeout,
-                Done done) override;
-  void Drain(const elastic::GenerationId& generation, const std::string& cause,
-             absl::Duration timeout, Done done) override;
-  void TakeBack(const elastic::GenerationId& generation, absl::Duration timeout,
-                Done done) override;
-  void Leave(bool in_order, absl::Duration timeout, Done done) override;
-  void Close(const elastic::JobEnd& end, absl::Duration timeout, Done done) override;
+  void Ask(const elastic::RendezvousRequest& request, absl::Duration timeout, Done done) override;
   void Cancel() override;
   void SetReport(const elastic::NodeReport& report) override { core_.SetReport(report); }
   int64_t median_busy_us() const override { return core_.median_busy_us(); }
@@ -68,28 +59,21 @@ class SimulatedRendezvous final : public elastic::Rendezvous {
 
  private:
   using Core = elastic::RendezvousCore;
-  using Answered = std::variant<std::monostate, JoinDone, FailureDone, Done>;
 
-  template <typename Callback>
-  void Request(const Core::Event& request, Callback done);
   void Step(Core::Event event);
   void Arm();
   void Do(const Core::CallScript& call);
   std::function<void(const absl::StatusOr<store::RedisReply>&)> TakeReply();
   void Do(const Core::Subscribe& subscribe);
-  void Do(const Core::AnswerJoin& answer) { Answer<JoinDone>(answer.answer); }
-  void Do(const Core::AnswerFailure& answer) { Answer<FailureDone>(answer.verdict); }
-  void Do(const Core::AnswerDone& answer) { Answer<Done>(answer.status); }
-  void Do(const Core::Tell& tell);
-  template <typename Callback, typename Value>
-  void Answer(const Value& value);
+  void Do(const Core::Answer& answer);
+  void Do(const Core::Notify& notify);
 
   const Options options_;
   Core core_;
   const SimulatedStore::ClientId client_;
   std::function<void(const elastic::News&)> on_news_;
 
-  Answered done_;  // of the outstanding request
+  Done done_;  // of the outstanding request
   uint64_t serial_ = 0;
   bool in_request_ = false;  // an answer must wait until the request has returned
   bool answer_waits_ = false;

@@ -55,10 +55,9 @@ namespace ddp::bench {
 namespace {
 
 using elastic::FailureVerdict;
-using elastic::JoinAnswer;
 using elastic::News;
 using elastic::RedisRendezvous;
-using elastic::Rendezvous;
+using elastic::RendezvousAnswer;
 using Json = nlohmann::json;
 
 constexpr absl::Duration kPatience = absl::Minutes(5);
@@ -142,7 +141,7 @@ class Agents {
                                    .host = absl::StrCat("host-", FLAGS_first + index),
                                    .master_addr = "10.123.231.132",
                                    .master_port = 29500};
-    const auto done = [this, index](const absl::StatusOr<JoinAnswer>& answer) {
+    const auto done = [this, index](const RendezvousAnswer& answer) {
       if (!answer.ok()) Fail(answer.status());
       const elastic::Round* const round = std::get_if<elastic::Round>(&*answer);
       if (round == nullptr) Fail("the job has ended");
@@ -156,21 +155,22 @@ class Agents {
       if (static_cast<int>(ranks_.size()) < FLAGS_count) return;
       Print({{"last_ns", MonotonicNanoseconds()}, {"ranks", ranks_}});
     };
-    agents_[index].rendezvous->Join(offer, kPatience, done);
+    agents_[index].rendezvous->Ask(elastic::JoinRequest{offer}, kPatience, done);
   }
 
   // Reports that a worker of the first agent has failed.
   void ReportFailure() {
-    const Rendezvous::Failure failure{
+    const elastic::FailureRequest failure{
         .generation = agents_[0].generation, .rank = 0, .cause = "rank 0 was killed by SIGKILL"};
-    const auto done = [this](const absl::StatusOr<FailureVerdict>& verdict) {
+    const auto done = [this](const RendezvousAnswer& answer) {
+      const absl::StatusOr<FailureVerdict> verdict = elastic::AnswerAs<FailureVerdict>(answer);
       if (!verdict.ok()) Fail(verdict.status());
       if (verdict->decision != FailureVerdict::Decision::kRestart) {
         Fail("the failure was not followed by a restart");
       }
       if (!agents_[0].generation.nonce.empty()) Told(0);  // the verdict notifies the reporter
     };
-    agents_[0].rendezvous->ReportFailure(failure, kPatience, done);
+    agents_[0].rendezvous->Ask(failure, kPatience, done);
   }
 
   void OnNews(int index, const News& news) {
