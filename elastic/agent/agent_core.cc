@@ -75,22 +75,25 @@ AgentCore::Decision AgentCore::Step(const AgentEvent& event, absl::Time now) {
 }
 
 absl::Time AgentCore::next_deadline() const {
-  return std::min({deadline_, store_deadline_, strays_deadline_});
+  const absl::Time store_deadline =
+      outage_.has_value() ? outage_->deadline : absl::InfiniteFuture();
+  return std::min({deadline_, store_deadline, strays_deadline_});
 }
 
 JobResult AgentCore::result() const {
   JobResult result;
-  result.end = end_;
-  result.exit_code = end_ == JobEndReason::kSucceeded ? 0 : 1;
-  result.reason = end_text_;
-  result.root_exit_code = root_exit_code_;
+  result.end = outcome_.end;
+  result.exit_code = outcome_.end == JobEndReason::kSucceeded ? 0 : 1;
+  result.reason = outcome_.text;
+  result.root_exit_code = outcome_.root_exit_code;
   // After a user's signal no worker's failure is the cause.
-  if (result.exit_code == 0 || shutdown_signal_ != 0) return result;
+  if (result.exit_code == 0 || user_signal() != 0) return result;
   const WorkerFailure* const root = RootCauseHere();
-  result.failures = failures_.InOrder(root);
-  if (root == nullptr && (IsFailureOfAWorker(end_) || !failures_.empty())) {
-    result.cause_elsewhere = end_text_;
-    if (IsFailureOfAWorker(end_) && job_end_.has_value()) result.cause_host = job_end_->host;
+  result.failures = part_.failures.InOrder(root);
+  if (root == nullptr && (IsFailureOfAWorker(outcome_.end) || !part_.failures.empty())) {
+    result.cause_elsewhere = outcome_.text;
+    if (IsFailureOfAWorker(outcome_.end) && job_end_.has_value())
+      result.cause_host = job_end_->host;
   }
   return result;
 }
@@ -100,10 +103,11 @@ const WorkerFailure* AgentCore::RootCauseHere() const {
   if (!one_node && job_end_.has_value() && IsFailureOfAWorker(*job_end_)) {
     // The store has decided, and its reason names a rank, which one node has. The reports of an
     // evicted node do not count.
-    return evicted_ ? nullptr : failures_.CalledBy(job_end_->reason);
+    return part_.standing == Part::Standing::kEvicted ? nullptr
+                                                      : part_.failures.CalledBy(job_end_->reason);
   }
-  const WorkerFailure* const own = failures_.FirstOwn();
-  return own == nullptr && one_node ? failures_.First() : own;
+  const WorkerFailure* const own = part_.failures.FirstOwn();
+  return own == nullptr && one_node ? part_.failures.First() : own;
 }
 
 std::string AgentCore::state_name() const {
@@ -180,26 +184,22 @@ void AgentCore::OnAnswer(const JoinRequest&, const RendezvousAnswer& answer) {
 }
 
 void AgentCore::OnRound(const Round& round) {
-  round_ = round;
-  restarts_ = std::max(restarts_, round_.restarts);
-  failures_ = FailedWorkers();
-  verdict_.reset();
-  over_ = evicted_ = stop_sent_ = kill_sent_ = hurried_ = in_order_ = false;
-  work_done_ = true;
-  stepped_at_ = absl::InfinitePast();
-  stop_limit_ = told_limit_ = absl::InfiniteFuture();
+  part_ = Part();
+  part_.round = round;
+  restarts_ = std::max(restarts_, round.restarts);
   phase_ = Phase::kRunning;
-  if (!round_.reason.empty()) {
+  if (!part_.round.reason.empty()) {
     decision_.reason =
-        round_.charged
+        part_.round.charged
             ? absl::StrCat("restart ", restarts_, " of ", job_.limits.max_restarts, ": generation ",
-                           round_.generation.number, ": ", round_.reason)
-            : absl::StrCat("generation ", round_.generation.number, ": ",
-                           Count(round_.placement.world_size, "worker"), " on ",
-                           Count(round_.placement.group_world_size, "node"), ": ", round_.reason);
-    Do(LogRestartAction{restarts_, round_.charged, round_.reason});
+                           part_.round.generation.number, ": ", part_.round.reason)
+            : absl::StrCat("generation ", part_.round.generation.number, ": ",
+                           Count(part_.round.placement.world_size, "worker"), " on ",
+                           Count(part_.round.placement.group_world_size, "node"), ": ",
+                           part_.round.reason);
+    Do(LogRestartAction{restarts_, part_.round.charged, part_.round.reason});
   }
-  for (int i = 0; i < round_.placement.local_world_size; ++i) living_.insert(i);
+  for (int i = 0; i < part_.round.placement.local_world_size; ++i) living_.insert(i);
   Do(StartWorkersAction{});
 }
 
@@ -207,7 +207,7 @@ void AgentCore::On(const WorkersStartedEvent& event) {
   // Workers that were not started have done no work.
   const std::set<int> started(event.started.begin(), event.started.end());
   if (std::erase_if(living_, [&](int rank) { return !started.contains(rank); }) > 0) {
-    work_done_ = false;
+    part_.work_done = false;
   }
   if (absl::IsCancelled(event.status)) return;  // ddprun is being killed
   if (event.status.ok() || phase_ == Phase::kShuttingDown) {
@@ -219,7 +219,7 @@ void AgentCore::On(const WorkersStartedEvent& event) {
     // machines.
     const int local_rank = static_cast<int>(event.started.size());
     OnFailure(
-        {.rank = round_.placement.first_rank + local_rank,
+        {.rank = part_.round.placement.first_rank + local_rank,
          .local_rank = local_rank,
          .pid = 0,
          .status = {.exit_code = 1},
@@ -243,14 +243,14 @@ void AgentCore::On(const WorkersStartedEvent& event) {
 void AgentCore::On(const WorkerExitedEvent& event) {
   if (living_.erase(event.local_rank) == 0 || phase_ == Phase::kFinished) return;
   // A request to stop at a common step explains no signal.
-  const bool is_unprompted = event.is_unprompted && phase_ != Phase::kStopping && !kill_sent_;
-  const bool asked = (phase_ == Phase::kStopping || stop_sent_) && !is_unprompted &&
-                     EndedAsAsked(event.status, shutdown_signal_, kill_sent_);
-  if (!event.status.succeeded() || event.stopped_as_asked) work_done_ = false;
-  if (failures_.Complete(event.local_rank, event.status)) {  // the worker hung
+  const bool is_unprompted = event.is_unprompted && phase_ != Phase::kStopping && !is_killing();
+  const bool asked = (phase_ == Phase::kStopping || stop_sent()) && !is_unprompted &&
+                     EndedAsAsked(event.status, user_signal(), is_killing());
+  if (!event.status.succeeded() || event.stopped_as_asked) part_.work_done = false;
+  if (part_.failures.Complete(event.local_rank, event.status)) {  // the worker hung
     ReportFailures();
   } else if (!event.status.succeeded() && phase_ != Phase::kShuttingDown) {
-    WorkerFailure failure = {.rank = round_.placement.first_rank + event.local_rank,
+    WorkerFailure failure = {.rank = part_.round.placement.first_rank + event.local_rank,
                              .local_rank = event.local_rank,
                              .pid = event.pid,
                              .status = event.status,
@@ -260,13 +260,14 @@ void AgentCore::On(const WorkerExitedEvent& event) {
                              .is_unprompted = is_unprompted,
                              .said_at = event.said_at,
                              .instead = event.instead};
-    const bool came_first = failures_.CameFirst(failure);
-    failure.was_stopped = !came_first && (asked || over_ || job_end_.has_value());
+    const bool came_first = part_.failures.CameFirst(failure);
+    failure.was_stopped =
+        !came_first && (asked || part_.standing != Part::Standing::kMember || job_end_.has_value());
     if (asked && came_first && failure.instead.empty()) {
       failure.instead = "failed before the others, as its error file says";
     }
     if (asked && !came_first) {
-      failures_.AddStopped(std::move(failure));
+      part_.failures.AddStopped(std::move(failure));
     } else {
       OnFailure(std::move(failure));
     }
@@ -276,7 +277,7 @@ void AgentCore::On(const WorkerExitedEvent& event) {
 
 void AgentCore::On(const WorkerHungEvent& event) {
   if (phase_ != Phase::kRunning || !living_.contains(event.local_rank)) return;
-  OnFailure({.rank = round_.placement.first_rank + event.local_rank,
+  OnFailure({.rank = part_.round.placement.first_rank + event.local_rank,
              .local_rank = event.local_rank,
              .pid = event.pid,
              .status = {.signal = SIGKILL},  // replaced if the worker ends before
@@ -290,7 +291,7 @@ void AgentCore::On(const WorkerHungEvent& event) {
 // for the worker.
 void AgentCore::On(const WorkerStuckEvent& event) {
   if (phase_ != Phase::kRunning || !living_.contains(event.local_rank)) return;
-  WorkerFailure failure = {.rank = round_.placement.first_rank + event.local_rank,
+  WorkerFailure failure = {.rank = part_.round.placement.first_rank + event.local_rank,
                            .local_rank = event.local_rank,
                            .pid = event.pid,
                            .status = {.signal = SIGKILL},  // replaced if the worker ends before
@@ -299,13 +300,13 @@ void AgentCore::On(const WorkerStuckEvent& event) {
                            .instead = event.what};
   CancelRequest();
   Abandon(JobEndReason::kWorkerFailed, Cause(failure));
-  decision_.reason = absl::StrCat(abandon_text_, ": killing ", Count(living_.size(), "worker"));
-  failures_.Add(std::move(failure));
+  decision_.reason = absl::StrCat(Cause(failure), ": killing ", Count(living_.size(), "worker"));
+  part_.failures.Add(std::move(failure));
   Kill();
 }
 
 void AgentCore::OnFailure(WorkerFailure failure) {
-  failures_.Add(std::move(failure));
+  part_.failures.Add(std::move(failure));
   if (phase_ == Phase::kRunning || phase_ == Phase::kDraining) StopForFault();
   ReportFailures();
 }
@@ -316,43 +317,43 @@ void AgentCore::StopForFault() {
   deadline_ = absl::InfiniteFuture();
   if (living_.empty()) return;
   SignalAll(SIGTERM);
-  stop_limit_ = deadline_ = now_ + job_.times.fault_grace;
+  part_.stop_limit = deadline_ = now_ + job_.times.fault_grace;
 }
 
 // The first reported failure ends the generation. After SIGKILL the exit status of a hanging worker
 // is not waited for.
 void AgentCore::ReportFailures() {
   if (phase_ != Phase::kStopping || asked_) return;
-  const WorkerFailure* const next =
-      failures_.TakeNextToTell(kill_sent_ ? std::set<int>() : living_);
+  const FailedWorkers::Report report =
+      part_.failures.TakeNextReport(is_killing() ? std::set<int>() : living_);
+  const WorkerFailure* const next = report.failure;
   if (next == nullptr) return;
   if (!next->was_stopped &&
-      (last_cause_generation_ != round_.generation.number || !next->is_victim)) {
-    last_cause_generation_ = round_.generation.number;
+      (last_cause_generation_ != part_.round.generation.number || !next->is_victim)) {
+    last_cause_generation_ = part_.round.generation.number;
     last_cause_ = Cause(*next);
   }
-  if (store_deadline_ != absl::InfiniteFuture()) {
+  if (outage_.has_value()) {
     decision_.reason =
         absl::StrCat(last_cause_, ": waiting for the rendezvous, which is out of reach, at most ",
-                     DurationText(store_deadline_ - now_));
+                     DurationText(outage_->deadline - now_));
   }
   // With one node, a spent budget ends the job even without the store; only a restart needs its
   // answer.
   const bool restart_possible = job_.limits.max_nodes > 1 || restarts_ < job_.limits.max_restarts;
-  reported_at_ = now_;
-  reported_generation_ = round_.generation;
-  Ask(FailureRequest{.generation = round_.generation,
+  last_report_ = SentReport{.generation = part_.round.generation, .at = now_};
+  Ask(FailureRequest{.generation = part_.round.generation,
                      .rank = next->rank,
                      .cause = Cause(*next),
                      .is_victim = next->is_victim,
                      .is_unprompted = next->is_unprompted,
                      .exit_code = ShellExitCode(next->status),
-                     .instead_of = failures_.told_instead_of()},
+                     .instead_of = report.instead_of},
       restart_possible ? job_.times.rendezvous_timeout : job_.times.farewell_timeout);
 }
 
 void AgentCore::OnAnswer(const FailureRequest&, const RendezvousAnswer& answer) {
-  verdict_ = AnswerAs<FailureVerdict>(answer);
+  part_.verdict = AnswerAs<FailureVerdict>(answer);
   ReportFailures();
   if (all_ended()) ConcludeStop();
 }
@@ -375,7 +376,7 @@ void AgentCore::OnNothingLeft() {
       Complete();
       break;
     case Phase::kDraining:
-      work_done_ ? Complete() : JoinNext();
+      part_.work_done ? Complete() : JoinNext();
       break;
     case Phase::kStopping:
       ConcludeStop();
@@ -391,19 +392,22 @@ void AgentCore::OnNothingLeft() {
 void AgentCore::ConcludeStop() {
   if (job_end_.has_value()) return LeaveBecause(*job_end_);
   if (asked_) return;  // for the verdict
-  if (!verdict_.has_value() || (verdict_->ok() && over_)) return JoinNext();
-  if (!verdict_->ok()) {
+  if (!part_.verdict.has_value() ||
+      (part_.verdict->ok() && part_.standing != Part::Standing::kMember))
+    return JoinNext();
+  if (!part_.verdict->ok()) {
     const bool one_node = job_.limits.max_nodes == 1 && restarts_ >= job_.limits.max_restarts;
     if (one_node) return LeaveBecause({.kind = JobEnd::Kind::kBudgetSpent, .reason = last_cause_});
     return Leave(JobEndReason::kStoreLost,
                  absl::StrCat(last_cause_, ", and the job cannot restart: ",
-                              std::string(verdict_->status().message())));
+                              std::string(part_.verdict->status().message())));
   }
-  const FailureVerdict& verdict = **verdict_;
+  const FailureVerdict& verdict = **part_.verdict;
   switch (verdict.decision) {
     case FailureVerdict::Decision::kStale:
-      decision_.reason = absl::StrCat(last_cause_, ", but generation ", round_.generation.number,
-                                      " was over already: joining the next one");
+      decision_.reason =
+          absl::StrCat(last_cause_, ", but generation ", part_.round.generation.number,
+                       " was over already: joining the next one");
       JoinNext();
       break;
     case FailureVerdict::Decision::kRestart:
@@ -420,7 +424,7 @@ void AgentCore::ConcludeStop() {
 void AgentCore::Complete() {
   phase_ = Phase::kCompleting;
   // Without this request, other nodes would count this node's leave as a loss.
-  Ask(CompleteRequest{round_.generation},
+  Ask(CompleteRequest{part_.round.generation},
       job_.limits.max_nodes > 1 ? std::max(job_.times.farewell_timeout, kCompletedOutage)
                                 : job_.times.farewell_timeout);
 }
@@ -444,10 +448,10 @@ void AgentCore::On(const NewsEvent& event) {
   const News& news = event.news;
   switch (news.kind) {
     case News::Kind::kGenerationOver:
-      if (news.generation == round_.generation) OnGenerationOver(news);
+      if (news.generation == part_.round.generation) OnGenerationOver(news);
       break;
     case News::Kind::kDrain:
-      if (news.generation == round_.generation) OnDrain(news);
+      if (news.generation == part_.round.generation) OnDrain(news);
       break;
     case News::Kind::kJobEnded:
       OnJobEnd(news.end);
@@ -459,10 +463,13 @@ void AgentCore::On(const NewsEvent& event) {
       if (phase_ == Phase::kJoining) decision_.reason = absl::StrCat("waiting: ", news.cause);
       break;
     case News::Kind::kOutOfReach:
-      store_refuses_ = news.for_good;
-      if (store_deadline_ != absl::InfiniteFuture()) break;
-      store_lost_at_ = now_;
-      store_deadline_ = now_ + job_.times.store_outage_timeout;
+      if (outage_.has_value()) {
+        outage_->for_good = news.for_good;
+        break;
+      }
+      outage_ = StoreOutage{.since = now_,
+                            .deadline = now_ + job_.times.store_outage_timeout,
+                            .for_good = news.for_good};
       // This node may never learn whether the other nodes have succeeded too.
       if (phase_ == Phase::kCompleting && !asked_) {
         deadline_ = std::min(deadline_, now_ + kCompletedOutage);
@@ -474,7 +481,7 @@ void AgentCore::On(const NewsEvent& event) {
       decision_.reason = news.cause;
       break;
     case News::Kind::kBackInReach:
-      if (std::exchange(store_deadline_, absl::InfiniteFuture()) != absl::InfiniteFuture()) {
+      if (std::exchange(outage_, std::nullopt).has_value()) {
         decision_.reason = "the rendezvous is in reach again";
       }
       break;
@@ -486,15 +493,15 @@ void AgentCore::OnGenerationOver(const News& news) {
     case Phase::kRunning:
     case Phase::kDraining:
       decision_.reason =
-          absl::StrCat("generation ", round_.generation.number, " is over: ", news.cause,
+          absl::StrCat("generation ", part_.round.generation.number, " is over: ", news.cause,
                        ": stopping ", Count(living_.size(), "worker"));
-      over_ = true;
+      part_.standing = Part::Standing::kOver;
       last_cause_ = news.cause;
       StopForFault();
       if (all_ended()) ConcludeStop();
       break;
     case Phase::kStopping:
-      over_ = true;
+      part_.standing = std::max(part_.standing, Part::Standing::kOver);
       break;
     case Phase::kCompleting:
       last_cause_ = news.cause;
@@ -509,9 +516,9 @@ void AgentCore::OnGenerationOver(const News& news) {
 }
 
 void AgentCore::OnDrain(const News& news) {
-  in_order_ = !kill_sent_ && (phase_ == Phase::kRunning || !stop_sent_);
-  if (phase_ == Phase::kShuttingDown && !stop_sent_) {
-    StopWorkers(shutdown_signal_, news.stop_at_step);
+  part_.in_order = !is_killing() && (phase_ == Phase::kRunning || !stop_sent());
+  if (phase_ == Phase::kShuttingDown && !stop_sent()) {
+    StopWorkers(user_signal(), news.stop_at_step);
   } else if (phase_ == Phase::kRunning) {
     phase_ = Phase::kDraining;
     last_cause_ = news.cause;
@@ -537,9 +544,9 @@ void AgentCore::OnEvicted(const News& news) {
                                   living_.empty() ? "" : Count(living_.size(), "worker"));
   if (phase_ == Phase::kShuttingDown) return Kill();
   CancelRequest();
-  verdict_.reset();
-  over_ = evicted_ = true;
-  failures_.TellNone();
+  part_.verdict.reset();
+  part_.standing = Part::Standing::kEvicted;
+  part_.failures.StopReports();
   last_cause_ = news.cause;
   phase_ = Phase::kStopping;
   deadline_ = absl::InfiniteFuture();
@@ -557,7 +564,7 @@ void AgentCore::OnJobEnd(const JobEnd& end) {
       break;
     case Phase::kStopping:
       job_end_ = end;
-      if (kill_sent_) deadline_ = std::min(deadline_, now_ + job_.times.kill_timeout);
+      if (is_killing()) deadline_ = std::min(deadline_, now_ + job_.times.kill_timeout);
       if (all_ended()) ConcludeStop();
       break;
     case Phase::kCompleting:
@@ -591,7 +598,8 @@ void AgentCore::On(const SignalEvent& event) {
       Leave(JobEndReason::kSucceeded, "");
       break;
     case Phase::kShuttingDown:
-      if (now_ - signalled_at_ < kRepeatWindow) {
+      if (const auto* const first = std::get_if<UserSignal>(&shut_down_);
+          first != nullptr && now_ - first->at < kRepeatWindow) {
         OnRepeatedSignal(event.signal);
         break;
       }
@@ -614,15 +622,14 @@ void AgentCore::On(const SignalEvent& event) {
 // A repeat is the same request. After a hangup, which a worker may ignore, a stop is still sent on.
 void AgentCore::OnRepeatedSignal(int signal) {
   const bool stops = signal == SIGINT || signal == SIGTERM;
-  if (shutdown_signal_ != SIGHUP || !stops) return;
-  shutdown_signal_ = signal;
-  if (stop_sent_ && !living_.empty()) StopWorkers(signal, std::nullopt);
+  if (user_signal() != SIGHUP || !stops) return;
+  std::get<UserSignal>(shut_down_).signal = signal;
+  if (stop_sent() && !living_.empty()) StopWorkers(signal, std::nullopt);
 }
 
 void AgentCore::ShutDown(int signal) {
   const Phase phase = std::exchange(phase_, Phase::kShuttingDown);
-  shutdown_signal_ = signal;
-  signalled_at_ = now_;
+  shut_down_ = UserSignal{.signal = signal, .at = now_};
   const std::string received = absl::StrCat("received ", SignalName(signal));
   const bool knows_grace = job_.times.termination_grace > absl::ZeroDuration();
   const absl::Duration limit =
@@ -637,17 +644,17 @@ void AgentCore::ShutDown(int signal) {
   if (phase == Phase::kStopping || phase == Phase::kDraining) {
     // The workers have been asked to stop, and keep their deadline.
     decision_.reason = absl::StrCat(received, ": no restart any more");
-    if (knows_grace && !kill_sent_) {
-      stop_limit_ = std::min(stop_limit_, now_ + limit);
-      deadline_ = std::min(deadline_, stop_limit_);
+    if (knows_grace && !is_killing()) {
+      part_.stop_limit = std::min(part_.stop_limit, now_ + limit);
+      deadline_ = std::min(deadline_, part_.stop_limit);
     }
-    if (kill_sent_) deadline_ = std::min(deadline_, now_ + job_.times.kill_timeout);
+    if (is_killing()) deadline_ = std::min(deadline_, now_ + job_.times.kill_timeout);
     return;
   }
-  const bool others = round_.placement.group_world_size > 1;
+  const bool others = part_.round.placement.group_world_size > 1;
   if (others) {
     // Drain before the first worker ends, so that no node counts its end as a failure.
-    Ask(DrainRequest{round_.generation,
+    Ask(DrainRequest{part_.round.generation,
                      absl::StrCat("node ", host_, " leaves (", SignalName(signal), ")")},
         job_.times.farewell_timeout);
   }
@@ -666,16 +673,17 @@ void AgentCore::OnAnswer(const DrainRequest&, const RendezvousAnswer& answer) {
   // After OK, kDrain follows with the step at which all nodes stop.
   if (absl::IsAborted(answer.status())) {
     HurryShutDown();
-  } else if (!answer.ok() && !stop_sent_) {
-    StopWorkers(shutdown_signal_, std::nullopt);
+  } else if (!answer.ok() && !stop_sent()) {
+    StopWorkers(user_signal(), std::nullopt);
   }
 }
 
 // The generation is over. The common step will not be reached, because peers have ended. Workers
 // that wait for peers would use up the user's shutdown_timeout.
 void AgentCore::HurryShutDown() {
-  if (kill_sent_ || living_.empty() || std::exchange(hurried_, true)) return;
-  StopWorkers(shutdown_signal_ == 0 ? SIGTERM : shutdown_signal_, kStopAtOnce);
+  if (is_killing() || living_.empty() || part_.stop == Part::Stop::kHurried) return;
+  StopWorkers(user_signal() == 0 ? SIGTERM : user_signal(), kStopAtOnce);
+  part_.stop = Part::Stop::kHurried;
   deadline_ = std::min(deadline_, now_ + job_.times.fault_grace);
 }
 
@@ -685,12 +693,12 @@ absl::Duration AgentCore::StopPatience() const {
 }
 
 void AgentCore::BeginStop(absl::Duration patience, absl::Duration limit) {
-  stop_limit_ = now_ + limit;
-  told_limit_ = deadline_ = now_ + patience;
+  part_.stop_limit = now_ + limit;
+  part_.announced_limit = deadline_ = now_ + patience;
 }
 
 void AgentCore::On(const StepEvent& event) {
-  stepped_at_ = now_;
+  part_.stepped_at = now_;
   // A stop may have begun before the length of the last step was known.
   const absl::Duration before =
       std::exchange(longest_step_, std::max(longest_step_, event.longest_step));
@@ -701,37 +709,36 @@ void AgentCore::On(const ProgressEvent&) { ExtendStop(); }
 
 void AgentCore::ExtendStop() {
   const bool stops = phase_ == Phase::kDraining || phase_ == Phase::kShuttingDown;
-  if (!stops || kill_sent_ || hurried_ || living_.empty()) return;
-  deadline_ = std::max(deadline_, std::min(now_ + StopPatience(), stop_limit_));
-  if (now_ < told_limit_ || deadline_ <= now_) return;
-  told_limit_ = absl::InfiniteFuture();
+  if (!stops || is_killing() || (part_.stop == Part::Stop::kHurried) || living_.empty()) return;
+  deadline_ = std::max(deadline_, std::min(now_ + StopPatience(), part_.stop_limit));
+  if (now_ < part_.announced_limit || deadline_ <= now_) return;
+  part_.announced_limit = absl::InfiniteFuture();
   decision_.reason = absl::StrCat(Count(living_.size(), "worker"),
                                   " did not end in time, but made progress: at most ",
-                                  DurationText(stop_limit_ - now_), " more");
+                                  DurationText(part_.stop_limit - now_), " more");
 }
 
 void AgentCore::StopWorkers(int signal, std::optional<int64_t> stop_at_step) {
-  stop_sent_ = true;
+  part_.stop = std::max(part_.stop, Part::Stop::kAsked);
   Do(StopWorkersAction{signal, stop_at_step, Living()});
 }
 
 void AgentCore::ConcludeShutDown() {
-  if (abandoned_ == JobEndReason::kCannotStart) {
-    // Close the job, so that no other node waits for this one.
-    phase_ = Phase::kClosing;
-    end_text_ = abandon_text_;
-    Ask(CloseRequest{{.kind = JobEnd::Kind::kClosed,
-                      .reason = absl::StrCat("node ", host_, ": ", abandon_text_)}},
-        job_.times.farewell_timeout);
-  } else if (abandoned_.has_value()) {
-    Leave(*abandoned_, abandon_text_);
-  } else {
-    Leave(JobEndReason::kPreempted, absl::StrCat("stopped by ", SignalName(shutdown_signal_)));
+  const auto* const given_up = std::get_if<GivenUp>(&shut_down_);
+  if (given_up == nullptr) {
+    return Leave(JobEndReason::kPreempted, absl::StrCat("stopped by ", SignalName(user_signal())));
   }
+  if (given_up->end != JobEndReason::kCannotStart) return Leave(given_up->end, given_up->text);
+  // Close the job, so that no other node waits for this one.
+  phase_ = Phase::kClosing;
+  Ask(CloseRequest{{.kind = JobEnd::Kind::kClosed,
+                    .reason = absl::StrCat("node ", host_, ": ", given_up->text)}},
+      job_.times.farewell_timeout);
 }
 
 void AgentCore::OnAnswer(const CloseRequest&, const RendezvousAnswer&) {
-  Leave(*abandoned_, abandon_text_);
+  const auto& given_up = std::get<GivenUp>(shut_down_);
+  Leave(given_up.end, given_up.text);
 }
 
 // Deadlines. --------------------------------------------------------------------------------------
@@ -743,28 +750,27 @@ void AgentCore::On(const TickEvent&) {
                      DurationText(job_.times.kill_timeout), " (--kill-timeout): going on without");
     OnNothingLeft();
   }
-  if (now_ >= store_deadline_) OnStoreLost();
+  if (outage_.has_value() && now_ >= outage_->deadline) OnStoreLost();
   if (now_ >= deadline_) OnDeadline();
 }
 
 void AgentCore::OnDeadline() {
   deadline_ = absl::InfiniteFuture();
-  if (kill_sent_ && phase_ != Phase::kCompleting) return OnStuck();
+  if (is_killing() && phase_ != Phase::kCompleting) return OnStuck();
   switch (phase_) {
     case Phase::kCompleting:
-      decision_.reason =
-          absl::StrCat(store_deadline_ != absl::InfiniteFuture()
-                           ? "nothing is heard of other nodes"
-                           : absl::StrCat("other nodes still work after ",
-                                          absl::FormatDuration(job_.times.exit_barrier_timeout)),
-                       ": leaving, the workers of this node have succeeded");
+      decision_.reason = absl::StrCat(
+          outage_.has_value() ? "nothing is heard of other nodes"
+                              : absl::StrCat("other nodes still work after ",
+                                             absl::FormatDuration(job_.times.exit_barrier_timeout)),
+          ": leaving, the workers of this node have succeeded");
       Leave(JobEndReason::kSucceeded, "");
       return;
     case Phase::kDraining:
     case Phase::kShuttingDown:
       decision_.reason = absl::StrCat(
           Count(living_.size(), "worker"), " did not end in time after ",
-          SignalName(shutdown_signal_ == 0 ? SIGTERM : shutdown_signal_), ": sending SIGKILL");
+          SignalName(user_signal() == 0 ? SIGTERM : user_signal()), ": sending SIGKILL");
       break;
     default:
       break;
@@ -774,18 +780,16 @@ void AgentCore::OnDeadline() {
 
 void AgentCore::Kill() {
   if (living_.empty()) return;
-  kill_sent_ = true;
-  killed_at_ = now_;
-  ending_.clear();
+  part_.killing = Part::Killing{.since = now_, .ending = ""};
   SignalAll(SIGKILL);
   deadline_ = now_ + job_.times.kill_timeout;
   ReportFailures();
 }
 
 void AgentCore::On(const EndingEvent& event) {
-  if (!kill_sent_ || living_.empty()) return;
-  ending_ = event.what;
-  const bool waits_longer = deadline_ > killed_at_ + job_.times.kill_timeout;
+  if (!is_killing() || living_.empty()) return;
+  part_.killing->ending = event.what;
+  const bool waits_longer = deadline_ > part_.killing->since + job_.times.kill_timeout;
   if (waits_longer && event.progress && goes_on()) {
     deadline_ = std::max(deadline_, now_ + job_.times.kill_timeout);
   }
@@ -793,34 +797,35 @@ void AgentCore::On(const EndingEvent& event) {
 
 // The node is healthy when the kernel only takes its time. A node that leaves anyway does not wait.
 void AgentCore::OnStuck() {
-  const absl::Time limit = killed_at_ + job_.times.stuck_timeout;
-  if (!goes_on() || ending_.empty() || now_ >= limit) return LeaveStuck();
+  const absl::Time limit = part_.killing->since + job_.times.stuck_timeout;
+  if (!goes_on() || part_.killing->ending.empty() || now_ >= limit) return LeaveStuck();
   deadline_ = limit;
-  decision_.reason =
-      absl::StrCat(Count(living_.size(), "worker"), " did not end by SIGKILL within ",
-                   DurationText(job_.times.kill_timeout), " (--kill-timeout): ", ending_,
-                   ": waiting ", DurationText(job_.times.stuck_timeout),
-                   " in all (--stuck-timeout), or as long as it gives back memory");
+  decision_.reason = absl::StrCat(
+      Count(living_.size(), "worker"), " did not end by SIGKILL within ",
+      DurationText(job_.times.kill_timeout), " (--kill-timeout): ", part_.killing->ending,
+      ": waiting ", DurationText(job_.times.stuck_timeout),
+      " in all (--stuck-timeout), or as long as it gives back memory");
 }
 
 // Leave, so that the other nodes do not wait for this one.
 void AgentCore::LeaveStuck() {
   const absl::Duration took =
-      std::max(job_.times.kill_timeout, absl::Trunc(now_ - killed_at_, absl::Seconds(1)));
+      std::max(job_.times.kill_timeout, absl::Trunc(now_ - part_.killing->since, absl::Seconds(1)));
   const std::string text = absl::StrCat(Count(living_.size(), "worker"), " of node ", host_,
                                         " did not end by SIGKILL within ", DurationText(took));
-  Leave(shutdown_signal_ != 0 ? JobEndReason::kPreempted : JobEndReason::kCannotStart, text);
+  Leave(user_signal() != 0 ? JobEndReason::kPreempted : JobEndReason::kCannotStart, text);
 }
 
 // Ends a wait for the store that has lasted too long, unless workers make steps.
 void AgentCore::OnStoreLost() {
-  store_deadline_ = absl::InfiniteFuture();
   const std::string lost_for =
-      absl::FormatDuration(absl::Trunc(now_ - store_lost_at_, absl::Seconds(1)));
+      absl::FormatDuration(absl::Trunc(now_ - outage_->since, absl::Seconds(1)));
   std::string text = absl::StrCat("the rendezvous was out of reach for ", lost_for);
-  if (phase_ == Phase::kRunning && !living_.empty()) {
-    if (GoesOnWithoutStore(lost_for)) return;
-    if (stepped_at_ != absl::InfinitePast()) {
+  const bool works = phase_ == Phase::kRunning && !living_.empty();
+  if (works && GoesOnWithoutStore(lost_for)) return;
+  outage_.reset();
+  if (works) {
+    if (part_.stepped_at != absl::InfinitePast()) {
       absl::StrAppend(&text, ", and the workers made no step for ",
                       absl::FormatDuration(job_.times.store_outage_timeout));
     }
@@ -838,10 +843,10 @@ void AgentCore::OnStoreLost() {
 // Steps prove that the work goes on. Workers that have told of no step cannot show that it stopped.
 bool AgentCore::GoesOnWithoutStore(const std::string& lost_for) {
   const absl::Duration patience = job_.times.store_outage_timeout;
-  const bool counts_steps = stepped_at_ != absl::InfinitePast();
-  if (counts_steps ? now_ - stepped_at_ >= patience : store_refuses_) return false;
-  store_deadline_ = (counts_steps ? stepped_at_ : now_) + patience;
-  if (now_ - store_lost_at_ < 2 * patience) {  // one line is enough
+  const bool counts_steps = part_.stepped_at != absl::InfinitePast();
+  if (counts_steps ? now_ - part_.stepped_at >= patience : outage_->for_good) return false;
+  outage_->deadline = (counts_steps ? part_.stepped_at : now_) + patience;
+  if (now_ - outage_->since < 2 * patience) {  // one line is enough
     decision_.reason =
         absl::StrCat("the rendezvous has been out of reach for ", lost_for,
                      ": the workers go on, but no failure of one can be repaired until it is back");
@@ -851,14 +856,13 @@ bool AgentCore::GoesOnWithoutStore(const std::string& lost_for) {
 
 void AgentCore::Abandon(JobEndReason end, std::string text) {
   phase_ = Phase::kShuttingDown;
-  abandoned_ = end;
-  abandon_text_ = std::move(text);
+  shut_down_ = GivenUp{end, std::move(text)};
 }
 
 // The end. ----------------------------------------------------------------------------------------
 
 void AgentCore::LeaveBecause(JobEnd end) {
-  const WorkerFailure* const called = failures_.CalledBy(end.reason);
+  const WorkerFailure* const called = part_.failures.CalledBy(end.reason);
   if (job_.limits.max_nodes == 1 && IsFailureOfAWorker(end) && called != nullptr) {
     // The first report ended this one-node job, but an earlier failure was seen after the report.
     const WorkerFailure* const root = RootCauseHere();
@@ -868,7 +872,7 @@ void AgentCore::LeaveBecause(JobEnd end) {
     }
   }
   job_end_ = end;
-  root_exit_code_ = end.exit_code;
+  outcome_.root_exit_code = end.exit_code;
   switch (end.kind) {
     case JobEnd::Kind::kSucceeded:
       return Leave(JobEndReason::kSucceeded, "");
@@ -891,12 +895,15 @@ void AgentCore::LeaveBecause(JobEnd end) {
 
 void AgentCore::Leave(JobEndReason end, std::string text) {
   phase_ = Phase::kLeaving;
-  deadline_ = store_deadline_ = strays_deadline_ = absl::InfiniteFuture();
-  end_ = end;
-  end_text_ = std::move(text);
+  deadline_ = strays_deadline_ = absl::InfiniteFuture();
+  outage_.reset();
+  outcome_.end = end;
+  outcome_.text = std::move(text);
   const WorkerFailure* const root = RootCauseHere();
-  if (root_exit_code_ == 0 && root != nullptr) root_exit_code_ = ShellExitCode(root->status);
-  Ask(LeaveRequest{in_order_}, job_.times.farewell_timeout);
+  if (outcome_.root_exit_code == 0 && root != nullptr) {
+    outcome_.root_exit_code = ShellExitCode(root->status);
+  }
+  Ask(LeaveRequest{part_.in_order}, job_.times.farewell_timeout);
 }
 
 // The answer does not matter: the lease runs out in any case.
@@ -909,10 +916,12 @@ void AgentCore::OnAnswer(const LeaveRequest&, const RendezvousAnswer&) {
 void AgentCore::On(const KeeperGoneEvent&) {
   if (phase_ == Phase::kFinished) return;
   phase_ = Phase::kFinished;
-  deadline_ = store_deadline_ = strays_deadline_ = absl::InfiniteFuture();
+  deadline_ = strays_deadline_ = absl::InfiniteFuture();
+  outage_.reset();
   CancelRequest();
-  if (job_.limits.max_nodes > 1 && now_ - reported_at_ <= kTakeBackWindow) {
-    Ask(TakeBackRequest{reported_generation_}, job_.times.farewell_timeout);
+  if (job_.limits.max_nodes > 1 && last_report_.has_value() &&
+      now_ - last_report_->at <= kTakeBackWindow) {
+    Ask(TakeBackRequest{last_report_->generation}, job_.times.farewell_timeout);
   } else {
     Do(FallSilentAction{});
   }
@@ -923,7 +932,7 @@ void AgentCore::OnAnswer(const TakeBackRequest&, const RendezvousAnswer&) {
 }
 
 void AgentCore::SignalAll(int signal) {
-  if (signal == SIGKILL && !hurried_) in_order_ = false;
+  if (signal == SIGKILL && part_.stop != Part::Stop::kHurried) part_.in_order = false;
   Do(SignalWorkersAction{signal, Living()});
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -93,7 +94,7 @@ class AgentCore {
   // The result of the job; valid after FinishAction.
   JobResult result() const;
 
-  uint64_t generation() const { return round_.generation.number; }
+  uint64_t generation() const { return part_.round.generation.number; }
 
   // Returns true when workers of generation() may be alive or are still to be started.
   bool has_workers() const { return !living_.empty(); }
@@ -113,6 +114,54 @@ class AgentCore {
     kClosing,
     kLeaving,
     kFinished,
+  };
+
+  // This node's part in the current generation. A round begins with a new one.
+  struct Part {
+    Round round;
+    FailedWorkers failures;
+    std::optional<absl::StatusOr<FailureVerdict>> verdict;
+    enum class Standing { kMember, kOver, kEvicted };
+    // kOver: another node ended the generation. kEvicted: it goes on without this node.
+    Standing standing = Standing::kMember;
+    enum class Stop { kNotAsked, kAsked, kHurried };
+    // Of StopWorkersAction. kHurried: at once, because the generation is over.
+    Stop stop = Stop::kNotAsked;
+    struct Killing {
+      absl::Time since;
+      std::string ending;  // of the last EndingEvent
+    };
+    std::optional<Killing> killing;  // the workers have got SIGKILL from Kill()
+    bool in_order = false;  // the workers were asked to stop by a drain, and none was killed
+    bool work_done = true;  // false once a worker has ended before its work was done
+    absl::Time stepped_at = absl::InfinitePast();  // last StepEvent
+    // Of a stop in order: no progress extends the deadline beyond `stop_limit`, and the first
+    // extension beyond `announced_limit` is announced.
+    absl::Time stop_limit = absl::InfiniteFuture();
+    absl::Time announced_limit = absl::InfiniteFuture();
+  };
+  // Why this node shuts down.
+  struct UserSignal {
+    int signal = 0;
+    absl::Time at;
+  };
+  struct GivenUp {
+    JobEndReason end;
+    std::string text;
+  };
+  struct StoreOutage {
+    absl::Time since;
+    absl::Time deadline;
+    bool for_good = false;  // of the last kOutOfReach
+  };
+  struct SentReport {
+    GenerationId generation;
+    absl::Time at;
+  };
+  struct Outcome {
+    JobEndReason end = JobEndReason::kSucceeded;
+    std::string text;
+    int root_exit_code = 0;
   };
 
   void On(const StartEvent& event);
@@ -147,6 +196,13 @@ class AgentCore {
   void OnAllEnded();
   void OnNothingLeft();
   bool all_ended() const { return living_.empty() && !strays_left(); }
+  bool is_killing() const { return part_.killing.has_value(); }
+  bool stop_sent() const { return part_.stop != Part::Stop::kNotAsked; }
+  // The user's signal that shuts this node down; 0: none.
+  int user_signal() const {
+    const auto* const signal = std::get_if<UserSignal>(&shut_down_);
+    return signal == nullptr ? 0 : signal->signal;
+  }
   bool strays_left() const { return strays_deadline_ != absl::InfiniteFuture(); }
   void ConcludeStop();
   void Complete();
@@ -187,54 +243,28 @@ class AgentCore {
   const std::string host_;
 
   Phase phase_ = Phase::kJoining;
-  absl::Time now_ = absl::InfinitePast();               // of the current Step
-  absl::Time deadline_ = absl::InfiniteFuture();        // of the phase
-  absl::Time store_deadline_ = absl::InfiniteFuture();  // finite while the store does not answer
-  bool store_refuses_ = false;                          // News::for_good of the last kOutOfReach
-  absl::Time store_lost_at_ = absl::InfinitePast();
-  absl::Time stepped_at_ = absl::InfinitePast();  // last StepEvent of the generation
+  absl::Time now_ = absl::InfinitePast();         // of the current Step
+  absl::Time deadline_ = absl::InfiniteFuture();  // of the phase
+  std::optional<StoreOutage> outage_;             // set while the store does not answer
   absl::Duration longest_step_;
-  // Of a stop in order: no progress extends the deadline beyond stop_limit_, and the first
-  // extension beyond told_limit_ is told.
-  absl::Time stop_limit_ = absl::InfiniteFuture();
-  absl::Time told_limit_ = absl::InfiniteFuture();
   // Finite while processes that workers left behind are being killed.
   absl::Time strays_deadline_ = absl::InfiniteFuture();
   Decision decision_;            // being built by the current Step
   std::optional<size_t> asked_;  // index of the outstanding request in its variant
 
-  Round round_;           // the last round
+  Part part_;
   std::set<int> living_;  // local ranks of workers that run or are still to be started
   int restarts_ = 0;      // highest restart count seen
 
-  // State of the current generation.
-  FailedWorkers failures_;
-  absl::Time reported_at_ = absl::InfinitePast();  // time of the last report, of any generation
-  GenerationId reported_generation_;
-  std::optional<absl::StatusOr<FailureVerdict>> verdict_;
-  bool over_ = false;       // another node ended the generation
-  bool evicted_ = false;    // the generation goes on without this node
-  bool stop_sent_ = false;  // StopWorkersAction was sent
-  bool kill_sent_ = false;
-  absl::Time killed_at_ = absl::InfinitePast();
-  std::string ending_;     // of the last EndingEvent since then
-  bool hurried_ = false;   // HurryShutDown was called
-  bool in_order_ = false;  // the workers were asked to stop by a drain, and none was killed
-  bool work_done_ = true;  // false once a worker has ended before its work was done
-
+  std::optional<SentReport> last_report_;  // of any generation
   // Why the last generation ended, as far as this node knows; empty before the first end.
   std::string last_cause_;
   uint64_t last_cause_generation_ = 0;
 
-  std::optional<JobEnd> job_end_;          // set when the job has ended; workers may still run
-  std::optional<JobEndReason> abandoned_;  // set when this node gives up; workers may still run
-  std::string abandon_text_;
-  int shutdown_signal_ = 0;
-  absl::Time signalled_at_ = absl::InfinitePast();  // when shutdown_signal_ came
-
-  JobEndReason end_ = JobEndReason::kSucceeded;
-  std::string end_text_;
-  int root_exit_code_ = 0;
+  std::optional<JobEnd> job_end_;  // set when the job has ended; workers may still run
+  // Invariant: set in kShuttingDown and kClosing.
+  std::variant<std::monostate, UserSignal, GivenUp> shut_down_;
+  Outcome outcome_;  // valid in kLeaving and kFinished
 };
 
 }  // namespace ddp::elastic

@@ -44,38 +44,39 @@ bool FailedWorkers::Complete(int local_rank, const ExitStatus& status) {
   return true;
 }
 
-const WorkerFailure* FailedWorkers::TakeNextToTell(const std::set<int>& unended) {
-  told_instead_of_ = -1;
-  if (told_ == Told::kNoMore) return nullptr;
+FailedWorkers::Report FailedWorkers::TakeNextReport(const std::set<int>& unended) {
+  if (reported_ == Reported::kNoMore) return {};
   const auto known = std::find_if(
       failures_.begin(), failures_.end(),
       [&](const WorkerFailure& failure) { return unended.contains(failure.local_rank); });
-  if (told_ == Told::kCause) return TakeEarlierThanTold(known - failures_.begin());
+  if (reported_ == Reported::kCause) return TakeEarlierThanReported(known - failures_.begin());
   auto next = failures_.begin();
-  if (told_ == Told::kVictim) {
+  if (reported_ == Reported::kVictim) {
     next =
         std::find_if(next, known, [](const WorkerFailure& failure) { return !failure.is_victim; });
   }
-  if (next == known) return nullptr;
-  told_ = next->is_victim ? Told::kVictim : Told::kCause;
-  if (next->is_victim) return &*next;
+  if (next == known) return {};
+  if (next->is_victim) {
+    reported_ = Reported::kVictim;
+    return {.failure = &*next};
+  }
   for (auto other = failures_.begin(); other != known; ++other) {
     if (other->was_stopped == next->was_stopped && CameBefore(*other, *next)) next = other;
   }
-  told_rank_ = next->rank;
-  return &*next;
+  reported_ = Reported::kCause;
+  cause_rank_ = next->rank;
+  return {.failure = &*next};
 }
 
 // Considers the first `known` failures only.
-const WorkerFailure* FailedWorkers::TakeEarlierThanTold(size_t known) {
+FailedWorkers::Report FailedWorkers::TakeEarlierThanReported(size_t known) {
   const WorkerFailure* const own = FirstOwn();
-  if (own == nullptr || static_cast<size_t>(own - failures_.data()) >= known) return nullptr;
-  const auto told =
+  if (own == nullptr || static_cast<size_t>(own - failures_.data()) >= known) return {};
+  const auto cause =
       std::find_if(failures_.begin(), failures_.end(),
-                   [this](const WorkerFailure& failure) { return failure.rank == told_rank_; });
-  if (told == failures_.end() || !CameBefore(*own, *told)) return nullptr;
-  told_instead_of_ = std::exchange(told_rank_, own->rank);
-  return own;
+                   [this](const WorkerFailure& failure) { return failure.rank == cause_rank_; });
+  if (cause == failures_.end() || !CameBefore(*own, *cause)) return {};
+  return {.failure = own, .instead_of = std::exchange(cause_rank_, own->rank)};
 }
 
 const WorkerFailure* FailedWorkers::CalledBy(const std::string& cause) const {

@@ -35,16 +35,22 @@ class FailedWorkers {
 
   bool empty() const { return failures_.empty() && stopped_.empty(); }
 
-  // Returns the failure to report now, or null. The first failure is reported, and, if it is a
-  // victim's, the first that is not: the user wants to read that cause. A failure of a worker in
-  // `unended` is reported after the worker's end, when its exit status is known; later failures
-  // wait too, as they may be its consequence. After the cause, a failure whose error file is older
-  // is reported. The returned failure counts as reported.
-  const WorkerFailure* TakeNextToTell(const std::set<int>& unended);
-  // The rank that was reported as the cause and that the last returned failure preceded; -1: none.
-  int told_instead_of() const { return told_instead_of_; }
-  // Stops all further reports.
-  void TellNone() { told_ = Told::kNoMore; }
+  // A failure to report to the rendezvous.
+  struct Report {
+    const WorkerFailure* failure = nullptr;  // null: none
+    int instead_of = -1;                     // as in FailureRequest
+  };
+
+  // Returns the report to make now, if any, and counts it as made. At most three are made in a
+  // generation:
+  // 1. The first failure. If a peer caused it (a victim), then also
+  // 2. the first failure that no peer caused: the user wants to read that cause.
+  // 3. A failure whose error file is older than the cause that was reported, instead of it.
+  // Workers in `unended` failed while they still run (they hang): such a failure waits for the exit
+  // status, and later failures wait with it, as they may be its consequence.
+  Report TakeNextReport(const std::set<int>& unended);
+  // Makes no further report.
+  void StopReports() { reported_ = Reported::kNoMore; }
 
   // Returns this node's failure that `cause` ("rank 3 exited with code 1") describes; null: none.
   const WorkerFailure* CalledBy(const std::string& cause) const;
@@ -59,15 +65,14 @@ class FailedWorkers {
   std::vector<WorkerFailure> InOrder(const WorkerFailure* root) const;
 
  private:
-  enum class Told { kNothing, kVictim, kCause, kNoMore };
+  enum class Reported { kNothing, kVictim, kCause, kNoMore };
 
-  const WorkerFailure* TakeEarlierThanTold(size_t known);
+  Report TakeEarlierThanReported(size_t known);
 
   std::vector<WorkerFailure> failures_;
   std::vector<WorkerFailure> stopped_;
-  Told told_ = Told::kNothing;
-  int told_rank_ = -1;  // reported as the cause
-  int told_instead_of_ = -1;
+  Reported reported_ = Reported::kNothing;
+  int cause_rank_ = -1;  // the rank that was reported last as the cause; valid in kCause
 };
 
 }  // namespace ddp::elastic

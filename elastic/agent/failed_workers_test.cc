@@ -47,54 +47,54 @@ std::vector<int> RanksOf(const std::vector<WorkerFailure>& failures) {
   return ranks;
 }
 
-TEST(FailedWorkersTest, TheFirstIsToldOfAndNoOther) {
+TEST(FailedWorkersTest, TheFirstIsReportedAndNoOther) {
   FailedWorkers failures;
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), -1);
   failures.Add(Failure(2));
   failures.Add(Failure(0));
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 2);
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), 2);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), -1);
 }
 
-TEST(FailedWorkersTest, BehindAVictimTheFirstThatIsNoneIsToldOfToo) {
+TEST(FailedWorkersTest, BehindAVictimTheFirstThatIsNoneIsReportedToo) {
   FailedWorkers failures;
   failures.Add(Victim(0));
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 0);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), 0);
   failures.Add(Victim(1));
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1) << "one victim is enough";
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), -1) << "one victim is enough";
   failures.Add(Failure(2));
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 2);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), 2);
   failures.Add(Failure(3));
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), -1);
 }
 
 TEST(FailedWorkersTest, OneThatHangsIsWaitedForByThoseBehindIt) {
   FailedWorkers failures;
   failures.Add(Failure(1));
   failures.Add(Failure(0));
-  EXPECT_EQ(RankOf(failures.TakeNextToTell({1, 3})), -1);
+  EXPECT_EQ(RankOf(failures.TakeNextReport({1, 3}).failure), -1);
   EXPECT_FALSE(failures.Complete(3, {.signal = 9}));
   EXPECT_TRUE(failures.Complete(1, {.signal = 9, .error_file = "error.json"}));
-  const WorkerFailure* const told = failures.TakeNextToTell({3});
+  const WorkerFailure* const told = failures.TakeNextReport({3}).failure;
   ASSERT_EQ(RankOf(told), 1);
   EXPECT_EQ(told->status.signal, 9);
   EXPECT_EQ(told->error_file, "error.json");
 }
 
-TEST(FailedWorkersTest, AVictimIsToldOfBeforeOneThatStillHangs) {
+TEST(FailedWorkersTest, AVictimIsReportedBeforeOneThatStillHangs) {
   FailedWorkers failures;
   failures.Add(Victim(0));
   failures.Add(Failure(1));
-  EXPECT_EQ(RankOf(failures.TakeNextToTell({1})), 0);
-  EXPECT_EQ(RankOf(failures.TakeNextToTell({1})), -1);
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 1);
+  EXPECT_EQ(RankOf(failures.TakeNextReport({1}).failure), 0);
+  EXPECT_EQ(RankOf(failures.TakeNextReport({1}).failure), -1);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), 1);
 }
 
-TEST(FailedWorkersTest, NobodyIsToldOfWhereNoneIsWantedAnyMore) {
+TEST(FailedWorkersTest, NobodyIsReportedWhereNoneIsWantedAnyMore) {
   FailedWorkers failures;
   failures.Add(Failure(0));
-  failures.TellNone();
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+  failures.StopReports();
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), -1);
 }
 
 TEST(FailedWorkersTest, TheRootCauseByNameAndByOrder) {
@@ -121,8 +121,9 @@ TEST(FailedWorkersTest, TheEarliestErrorFileNamesTheRootCause) {
   FailedWorkers failures;
   EXPECT_FALSE(failures.CameFirst(Said(Failure(0), 1))) << "nothing came after it";
   failures.Add(Said(Failure(1), 200));
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 1);
-  EXPECT_EQ(failures.told_instead_of(), -1);
+  const FailedWorkers::Report first = failures.TakeNextReport(kNobody);
+  EXPECT_EQ(RankOf(first.failure), 1);
+  EXPECT_EQ(first.instead_of, -1);
   EXPECT_FALSE(failures.CameFirst(Failure(0))) << "no file says so";
   EXPECT_FALSE(failures.CameFirst(Said(Failure(0), 200))) << "the same second";
   EXPECT_FALSE(failures.CameFirst(Said(Victim(0), 100))) << "a peer failed before it";
@@ -130,12 +131,13 @@ TEST(FailedWorkersTest, TheEarliestErrorFileNamesTheRootCause) {
   failures.Add(Said(Failure(3), 201));
   failures.Add(Said(Victim(2), 50));
   EXPECT_EQ(RankOf(failures.FirstOwn()), 1);
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), -1);
   failures.Add(Said(Failure(0), 100));
   EXPECT_EQ(RankOf(failures.FirstOwn()), 0);
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 0);
-  EXPECT_EQ(failures.told_instead_of(), 5);
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), -1);
+  const FailedWorkers::Report earlier = failures.TakeNextReport(kNobody);
+  EXPECT_EQ(RankOf(earlier.failure), 0);
+  EXPECT_EQ(earlier.instead_of, 5);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), -1);
   EXPECT_THAT(RanksOf(failures.InOrder(failures.FirstOwn())), ElementsAre(0, 1, 3, 2));
 }
 
@@ -153,8 +155,8 @@ TEST(FailedWorkersTest, AnEarlierFailureThanAVictimsIsItsCause) {
   failures.Add(Said(Victim(1), 200));
   EXPECT_TRUE(failures.CameFirst(Said(Failure(0), 199)));
   failures.Add(Said(Failure(0), 199));
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 1);
-  EXPECT_EQ(RankOf(failures.TakeNextToTell(kNobody)), 0);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), 1);
+  EXPECT_EQ(RankOf(failures.TakeNextReport(kNobody).failure), 0);
 }
 
 TEST(FailedWorkersTest, PeopleReadOfTheRootCauseFirstAndOfWhoWasStoppedLast) {
