@@ -64,8 +64,6 @@ void Train(const std::shared_ptr<ProcessGroup>& group,
   ExpectSame(*group, net, reference);
 }
 
-DistributedDataParallelOptions Options() { return {}; }
-
 THREAD_RANK_TEST(SyncBatchNormModelTest, TrainsAsOneProcess, 2, 3) {
   Train(group, {});
   Train(group, {.broadcast_buffers = false});
