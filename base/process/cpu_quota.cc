@@ -1,5 +1,8 @@
 #include "base/process/cpu_quota.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -28,6 +31,14 @@ double QuotaOf(int version, const std::string& folder) {
   return quota_file >> quota && period_file >> period ? Ratio(quota, period) : kNone;
 }
 
+int CoresOfMask() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (::sched_getaffinity(0, sizeof mask, &mask) == 0) return CPU_COUNT(&mask);
+  // There are more CPUs than a cpu_set_t holds.
+  return static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+}
+
 }  // namespace
 
 double CpuQuota(const std::string& root) {
@@ -37,6 +48,10 @@ double CpuQuota(const std::string& root) {
     least = std::min(least, QuotaOf(group.version, folder));
   }
   return least;
+}
+
+int UsableCores(const std::string& root) {
+  return std::max(1, static_cast<int>(std::min<double>(CoresOfMask(), CpuQuota(root))));
 }
 
 }  // namespace ddp

@@ -10,6 +10,11 @@ namespace ddp {
 // quota or the files cannot be read. `root` is as in FindControlGroup().
 double CpuQuota(const std::string& root = "");
 
+// Returns how many cores the calling thread may use: those of its affinity mask that the CPU quota
+// allows, rounded down (two threads on 1.5 cores would both stand still for a quarter of the time);
+// at least 1. `root`: of the quota.
+int UsableCores(const std::string& root = "");
+
 }  // namespace ddp
 
 #endif  // DDP_BASE_PROCESS_CPU_QUOTA_H_

@@ -1,5 +1,7 @@
 #include "base/process/cpu_quota.h"
 
+#include <sched.h>
+
 #include "gtest/gtest.h"
 #include "testing/file_tree.h"
 
@@ -72,6 +74,28 @@ TEST_F(CpuQuotaTest, FilesThatCannotBeReadAreNoQuota) {
 }
 
 TEST_F(CpuQuotaTest, ThisProcessHasSome) { EXPECT_GT(CpuQuota(), 0); }
+
+TEST_F(CpuQuotaTest, UsableCoresAreWholeAndOneAtLeast) {
+  UseVersion2();
+  tree_.Write("cg/pod/job/cpu.max", "50000 100000\n");
+  EXPECT_EQ(UsableCores(tree_.root()), 1);
+  tree_.Write("cg/pod/job/cpu.max", "199000 100000\n");
+  EXPECT_EQ(UsableCores(tree_.root()), 1);
+}
+
+TEST_F(CpuQuotaTest, UsableCoresAreThoseOfTheAffinityMask) {
+  cpu_set_t before;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int core = 0; CPU_COUNT(&one) == 0; ++core) {
+    if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+  }
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(UsableCores(), 1);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
+  EXPECT_LE(UsableCores(), CPU_COUNT(&before));
+}
 
 }  // namespace
 }  // namespace ddp

@@ -6,10 +6,13 @@
 
 #include <signal.h>
 
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <limits>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -136,6 +139,29 @@ RANK_TEST(RpcTest, FunctionsAreCalledWithTypes, {1, 2}) {
     for (int i = 39; i >= 0; --i) EXPECT_EQ(sums[i].wait().item<int>(), i + 1);
     EXPECT_TRUE(sums[0].completed());
     EXPECT_THROW(sums[0].wait(), ConfigurationError);
+  });
+}
+
+int ThreadsWhoseNameStartsWith(const std::string& prefix) {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    count += name.rfind(prefix, 0) == 0;
+  }
+  return count;
+}
+
+// TensorPipe's shared memory needs a core of its own, all the time.
+RANK_TEST(RpcTest, NoThreadPollsWhereCoresAreFew, .world_size = 2,
+          .environment = {{"LOCAL_WORLD_SIZE", "4096"}}) {
+  Registry registry;
+  registry.function("one", [] { return 1; });
+  Job job(std::move(registry));
+  OnFirst(job, [] {
+    EXPECT_EQ(sync<int>(NameOf(1), "one"), 1);
+    EXPECT_GT(ThreadsWhoseNameStartsWith("TP_UV_loop"), 0);
+    EXPECT_EQ(ThreadsWhoseNameStartsWith("TP_SHM_"), 0);
   });
 }
 

@@ -1,8 +1,6 @@
 #include "launcher/flags/host_resources.h"
 
 #include <dirent.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -17,20 +15,6 @@
 
 namespace ddp::launcher {
 namespace {
-
-int CountAllowedCpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  // sched_getaffinity() fails when there are more CPUs than a cpu_set_t holds.
-  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-}
-
-// Rounds a quota down: two ranks on 1.5 cores would both stand still for a quarter of the time.
-int CountCpus(const std::string& root) {
-  const double quota = CpuQuota(root);
-  return std::max(1, static_cast<int>(std::min<double>(CountAllowedCpus(), quota)));
-}
 
 int CountGpuDevices(const std::string& root) {
   const std::string devices = root + "/dev";
@@ -65,7 +49,7 @@ HostResources ReadHostResources(const std::string& root) {
   if (const char* value = std::getenv("CUDA_VISIBLE_DEVICES")) visible = value;
   HostResources host;
   host.is_kubernetes_pod = std::getenv("KUBERNETES_SERVICE_HOST") != nullptr;
-  host.cpus = CountCpus(root);
+  host.cpus = UsableCores(root);
   host.gpus = CountVisibleGpus(CountGpuDevices(root), visible);
   if (visible.has_value()) {
     const std::vector<std::string> names = absl::StrSplit(*visible, ',', absl::SkipWhitespace());
