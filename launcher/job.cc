@@ -39,7 +39,7 @@
 #include "launcher/flags/exit_code.h"
 #include "launcher/flags/rendezvous_choice.h"
 #include "launcher/meeting/meeting_place.h"
-#include "launcher/meeting/server_farewell.h"
+#include "launcher/meeting/server_shutdown.h"
 #include "launcher/output/failure_report.h"
 #include "launcher/output/log_layout.h"
 #include "launcher/output/log_router.h"
@@ -55,6 +55,7 @@
 #include "launcher/watch/metrics_server.h"
 #include "nlohmann/json.hpp"
 #include "store/redis/redis_endpoint.h"
+#include "store/redis/redis_errors.h"
 #include "xxhash.h"
 
 namespace ddp::launcher {
@@ -201,12 +202,6 @@ void TakeLimits(const elastic::JobLimits& limits, elastic::JobLimits& wanted) {
   wanted = limits;
 }
 
-// Returns true when no server is there, or it does not answer, because it is stopped or still
-// loading.
-bool IsAway(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-}
-
 // Opens the rendezvous. The node that has the server may start later than this one, so the function
 // waits for at most `total`, and tells the user after kQuietConnect. kUnavailable: the server was
 // away for `total`.
@@ -214,13 +209,13 @@ absl::StatusOr<std::unique_ptr<elastic::RedisRendezvous>> ReachRendezvous(
     elastic::RedisRendezvous::Options options, absl::Duration total, EventLoop* loop) {
   options.connect_timeout = std::min(total, kQuietConnect);
   auto rendezvous = elastic::RedisRendezvous::Open(options, loop);
-  if (IsAway(rendezvous.status()) && total > kQuietConnect) {
+  if (store::IsTransient(rendezvous.status()) && total > kQuietConnect) {
     Say(absl::StrCat("waiting for the rendezvous, at most ", DurationText(total), ": ",
                      std::string(rendezvous.status().message())));
     options.connect_timeout = total - kQuietConnect;
     rendezvous = elastic::RedisRendezvous::Open(options, loop);
   }
-  if (!IsAway(rendezvous.status())) return rendezvous;
+  if (!store::IsTransient(rendezvous.status())) return rendezvous;
   return absl::UnavailableError(rendezvous.status().message());
 }
 
@@ -320,7 +315,7 @@ bool Exists(const std::string& path) { return !path.empty() && ::access(path.c_s
 // Removes log folders that are of no more use. A temporary folder is kept when the user may want
 // its files: redirected output, and error files that the report names. `say` gets lines for the
 // user.
-void SettleLogs(const JobInput& input, const LogLayout& layout, const elastic::JobResult& result,
+void CleanUpLogs(const JobInput& input, const LogLayout& layout, const elastic::JobResult& result,
                 const std::function<void(const std::string&)>& say) {
   // The folder is empty, and removed, when no worker was started. A cleaner of /tmp may have
   // removed it before.
@@ -347,13 +342,13 @@ void SettleLogs(const JobInput& input, const LogLayout& layout, const elastic::J
 // Waits for the other nodes, since the server that they need ends with this process.
 void LeaveOthersWithoutServer(const Parts& parts, absl::Time signalled_at, int hurry_fd) {
   if (parts.place.server == nullptr || parts.config.job.limits.max_nodes == 1) return;
-  FarewellOptions options;
+  ServerShutdownOptions options;
   options.endpoint = parts.place.endpoint;
   options.job = parts.config.job;
   options.instance = parts.rendezvous->instance();
   options.own_generation = parts.status->Status(parts.clock.Now()).generation;
   options.host = parts.config.host;
-  options.end_by = EndOfFarewell(signalled_at, options.job.times);
+  options.end_by = ServerShutdownDeadline(signalled_at, options.job.times);
   options.hurry_fd = hurry_fd;
   AwaitOthers(options, parts.event_loop.get(), parts.rendezvous.get(), parts.clock);
 }
@@ -389,7 +384,7 @@ int Run(const JobInput& input, const AgentContext& context) {
   if (const absl::Status prepared = Prepare(input, context, parts); !prepared.ok()) {
     const auto say = [](const std::string& line) { Say(line, kConsoleStallTimeout); };
     say(std::string(prepared.message()));
-    SettleLogs(input, parts.layout, {}, say);
+    CleanUpLogs(input, parts.layout, {}, say);
     return ExitCodeOf(CannotStart(prepared), input.options.exit_code);
   }
   HoldSignals(input.options.config.signals_to_handle);
@@ -426,7 +421,7 @@ int Run(const JobInput& input, const AgentContext& context) {
                              .hurry_fd = hurry.get(),
                              .hurried_timeout = kConsoleStallTimeoutAfterSignal};
   FlushEvents(patience, parts);
-  SettleLogs(input, parts.layout, result, [&parts](const std::string& line) {
+  CleanUpLogs(input, parts.layout, result, [&parts](const std::string& line) {
     parts.router->SayAtTheEnd(absl::StrCat("ddprun: ", line));
   });
   parts.router->Flush(patience);

@@ -88,7 +88,7 @@ void WorkerGroup::OnTimerExpired(const WorkerTimers::Expired& expired) {
 }
 
 void WorkerGroup::Start(const Round& round) {
-  if (!std::exchange(told_of_omp_num_threads_, true) &&
+  if (!std::exchange(warned_of_omp_num_threads_, true) &&
       SetsOmpNumThreads(config_, inherited_environment_)) {
     say_(absl::StrCat("OMP_NUM_THREADS is not set: each of the ", config_.nproc_per_node,
                       " workers gets 1, so that they do not crowd each other out"));
@@ -393,7 +393,7 @@ void WorkerGroup::SetAtWork(const std::optional<RankAtWork>& rank) {
 }
 
 // Says once for whom a rank waits that is not ended, because another node watches the cause.
-void WorkerGroup::TellOfLongWait() {
+void WorkerGroup::WarnOfLongWait() {
   const std::optional<HangDetector::Hang> wait = hangs_.FindLongWait(clock_.Now());
   if (!wait.has_value()) return;
   const auto found = workers_.find(wait->local_rank);
@@ -409,7 +409,7 @@ void WorkerGroup::TellOfLongWait() {
 // Says once, halfway, what will become of a rank that makes no step.
 void WorkerGroup::WarnOfHang() {
   const std::optional<HangDetector::Hang> hang = hangs_.Check(clock_.Now(), /*share=*/0.5);
-  if (!hang.has_value()) return TellOfLongWait();
+  if (!hang.has_value()) return WarnOfLongWait();
   const auto found = workers_.find(hang->local_rank);
   if (found == workers_.end() || warned_of_hang_ == std::pair(hang->local_rank, hang->step)) return;
   warned_of_hang_ = std::pair(hang->local_rank, hang->step);
@@ -432,8 +432,8 @@ bool WorkerGroup::IsHeld(const Worker& worker, const HangDetector::Hang& hang) {
   if (why == nullptr) return false;
   hangs_.Excuse(clock_.Now());
   const std::pair stall(hang.local_rank, hang.step);
-  if (told_of_held_ == stall) return true;
-  told_of_held_ = stall;
+  if (warned_of_held_ == stall) return true;
+  warned_of_held_ = stall;
   say_(absl::StrCat("rank ", worker.rank, " (pid ", worker.pid, ") ", why,
                     ": it makes no step, and is not ended as hung"));
   return true;

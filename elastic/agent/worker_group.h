@@ -169,7 +169,7 @@ class WorkerGroup {
   void LookForStopProgress(Worker& worker, const HealthPage::Snapshot& snapshot);
   void LogFirstStep(Worker& worker, const HealthPage::Snapshot& snapshot);
   void WarnOfHang();
-  void TellOfLongWait();
+  void WarnOfLongWait();
   bool IsHeld(const Worker& worker, const HangDetector::Hang& hang);
   void LookForHang();
   void LookForStuck();
@@ -205,14 +205,14 @@ class WorkerGroup {
   std::optional<RankAtWork> at_work_elsewhere_;
   // The stalls that lines were printed of, by local rank and step.
   std::optional<std::pair<int, int64_t>> warned_of_hang_;
-  std::optional<std::pair<int, int64_t>> told_of_held_;
+  std::optional<std::pair<int, int64_t>> warned_of_held_;
   StragglerDetector stragglers_;
   std::unique_ptr<TimerPipe> timers_;
   EventLoop::TimerId look_timer_ = 0;
   std::optional<absl::Time> held_since_;  // over generations
   absl::Duration look_pause_;
 
-  bool told_of_omp_num_threads_ = false;
+  bool warned_of_omp_num_threads_ = false;
 
   // Expires with the group; guards callbacks that may arrive later.
   const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);

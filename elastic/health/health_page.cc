@@ -183,7 +183,7 @@ UniqueFd MakeDeletedFile(const std::string& folder) {
 }
 
 // Returns true when the machine lacks something that it may have again later.
-bool MayPass(int error) {
+bool IsTransientError(int error) {
   return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOSPC ||
          error == EDQUOT;
 }
@@ -197,17 +197,17 @@ absl::StatusOr<UniqueFd> MakeFile() {
       fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
     return fd;
   }
-  bool may_pass = MayPass(errno);
+  bool is_transient = IsTransientError(errno);
   std::string why = absl::StrCat("memfd_create: ", std::strerror(errno));
   const char* const temporary = std::getenv("TMPDIR");
   for (const char* const folder : {"/dev/shm", temporary == nullptr ? "/tmp" : temporary}) {
     fd = MakeDeletedFile(folder);
     if (fd.valid()) return fd;
-    may_pass |= MayPass(errno);
+    is_transient |= IsTransientError(errno);
     absl::StrAppend(&why, "; a file in ", folder, ": ", std::strerror(errno));
   }
   why = absl::StrCat("no memory to share with a worker: ", why);
-  return may_pass ? absl::ResourceExhaustedError(why) : absl::UnimplementedError(why);
+  return is_transient ? absl::ResourceExhaustedError(why) : absl::UnimplementedError(why);
 }
 
 HealthPage::Worker ReadLife(const pthread_mutex_t& mutex) {

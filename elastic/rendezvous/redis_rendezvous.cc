@@ -23,6 +23,7 @@
 #include "elastic/rendezvous/rendezvous_scripts.h"
 #include "glog/logging.h"
 #include "store/redis/redis_connection.h"
+#include "store/redis/redis_errors.h"
 #include "store/redis/wire/redis_reply.h"
 
 namespace ddp::elastic {
@@ -37,12 +38,6 @@ constexpr absl::Duration kLongestAttempt = absl::Seconds(4);
 
 // Bounds the log lines about refusals: a server may word each refusal differently.
 constexpr size_t kMaxRefusalsLogged = 10;
-
-// Returns true when the connection broke or could not be made: a new one may succeed.
-bool MayMend(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-         absl::IsInternal(status);
-}
 
 uint64_t RandomBits() {
   uint64_t bits = 0;
@@ -232,7 +227,9 @@ void RedisRendezvous::State::ArmDeadline() {
 // Without pushes this node learns of the others only by its heartbeats, which is slower. Only the
 // administrator of the server can change the rules.
 void RedisRendezvous::State::LogRefusal(const absl::Status& why) {
-  if (MayMend(why) || refusals_logged.size() >= kMaxRefusalsLogged) return;
+  // A new connection may succeed where one broke (kInternal: by a reply that made no sense).
+  const bool broke = store::IsTransient(why) || absl::IsInternal(why);
+  if (broke || refusals_logged.size() >= kMaxRefusalsLogged) return;
   if (!refusals_logged.insert(std::string(why.message())).second) return;
   LOG(WARNING) << "the rendezvous sends this node no news: " << why.message()
                << (absl::IsPermissionDenied(why)

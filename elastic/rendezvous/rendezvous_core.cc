@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "glog/logging.h"
 #include "store/redis/percent_encoding.h"
+#include "store/redis/redis_errors.h"
 #include "xxhash.h"
 
 namespace ddp::elastic {
@@ -42,10 +43,9 @@ std::string Milliseconds(absl::Duration duration) {
   return absl::StrCat(absl::ToInt64Milliseconds(duration));
 }
 
-// Returns true when a retry could succeed.
-bool IsPassing(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-         absl::IsResourceExhausted(status);
+// Returns true when another try may succeed. A server without memory may have some again.
+bool IsTransient(const absl::Status& status) {
+  return store::IsTransient(status) || absl::IsResourceExhausted(status);
 }
 
 absl::Status ForeignInstance() {
@@ -451,7 +451,7 @@ void RendezvousCore::On(const Replied& event) {
     const absl::Status& status = event.reply.status();
     if (is_awaited) request_->last_error = status;
     OnFailedCall(status);
-    if (is_awaited && !IsPassing(status)) Finish(status);
+    if (is_awaited && !IsTransient(status)) Finish(status);
     return;
   }
   if (call.script == ScriptName::kOpenInstance) return OnOpened(*event.reply);
@@ -524,10 +524,10 @@ void RendezvousCore::OnContact(const absl::Status& status) {
     failures_in_a_row_ = 0;
     pause_until_ = absl::InfinitePast();
   }
-  const bool for_good = !status.ok() && !IsPassing(status);
+  const bool for_good = !status.ok() && !IsTransient(status);
   if (status.ok() == in_contact_ && (!for_good || notified_for_good_)) return;
   // A short interruption is not notified: only the third failure in a row is.
-  if (!status.ok() && IsPassing(status) && failures_in_a_row_ < kFailuresBeforeOutOfReach) return;
+  if (!status.ok() && IsTransient(status) && failures_in_a_row_ < kFailuresBeforeOutOfReach) return;
   in_contact_ = status.ok();
   notified_for_good_ = for_good;
   News news;

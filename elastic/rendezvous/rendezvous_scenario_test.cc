@@ -151,7 +151,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
     } else {
       PlayNode(event, words);
     }
-    Settle();
+    DeliverAll();
     return lines_;
   }
 
@@ -320,7 +320,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
   }
 
   // Delivers events to the nodes until none is left.
-  void Settle() {
+  void DeliverAll() {
     for (bool busy = true; busy;) {
       busy = false;
       for (auto& [name, node] : nodes_) {
@@ -341,7 +341,7 @@ class Story final : public ::ddp::testing::StoryPlayer {
   void Wait(absl::Duration duration) {
     const absl::Time end = now_ + duration;
     for (;;) {
-      Settle();
+      DeliverAll();
       absl::Time next = end;
       for (const auto& [name, node] : nodes_) {
         if (node->stopped) continue;

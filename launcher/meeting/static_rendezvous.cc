@@ -101,9 +101,9 @@ absl::StatusOr<std::unique_ptr<ServerGuard>> StartServer(
 // Publishes the address of the Redis server. With a random password every program that asks
 // receives both. With the user's password a node must send a challenge, and receives the address
 // with the proof.
-void Tell(const StaticRendezvousOptions& options, const StaticMeeting& meeting) {
+void PublishMeeting(const StaticRendezvousOptions& options, const StaticMeeting& meeting) {
   const store::RedisEndpoint& endpoint = meeting.endpoint;
-  nlohmann::json told = nlohmann::json::object();
+  nlohmann::json published = nlohmann::json::object();
   if (meeting.has_users_password) {
     const ProvenAddress address = {
         .master = MasterOf(options), .host = endpoint.host, .port = endpoint.port};
@@ -112,11 +112,11 @@ void Tell(const StaticRendezvousOptions& options, const StaticMeeting& meeting) 
           const absl::StatusOr<std::string> own_nonce = MakeNonce();
           return own_nonce.ok() ? AnswerChallenge(password, address, nonce, *own_nonce) : "";
         });
-    told["challenge"] = true;
+    published["challenge"] = true;
   } else {
-    told = {{"host", endpoint.host}, {"port", endpoint.port}, {"password", endpoint.password}};
+    published = {{"host", endpoint.host}, {"port", endpoint.port}, {"password", endpoint.password}};
   }
-  meeting.worker_store->Publish(kMeetingKey, told.dump());
+  meeting.worker_store->Publish(kMeetingKey, published.dump());
 }
 
 absl::StatusOr<StaticMeeting> Host(const StaticRendezvousOptions& options,
@@ -137,25 +137,25 @@ absl::StatusOr<StaticMeeting> Host(const StaticRendezvousOptions& options,
   DDP_ASSIGN_OR_RETURN(meeting.server, StartServer(options, credentials, addresses));
   meeting.endpoint = meeting.server->endpoint();
   meeting.has_users_password = !is_ours;
-  Tell(options, meeting);
+  PublishMeeting(options, meeting);
   return meeting;
 }
 
 // Node 0's answer to every program that asks. Nothing in it is proved.
-struct Told {
+struct PublishedMeeting {
   bool wants_challenge = false;
   store::RedisEndpoint endpoint;  // only without a challenge
 };
 
-absl::StatusOr<Told> ParseMeeting(const std::string& text) {
+absl::StatusOr<PublishedMeeting> ParseMeeting(const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
     return absl::DataLossError("what node 0 says is no address; is it of the same version?");
   }
-  Told told;
+  PublishedMeeting meeting;
   if (json.contains("challenge")) {
-    told.wants_challenge = true;
-    return told;
+    meeting.wants_challenge = true;
+    return meeting;
   }
   const auto is_text = [&](const char* name) {
     return json.contains(name) && json[name].is_string();
@@ -164,14 +164,14 @@ absl::StatusOr<Told> ParseMeeting(const std::string& text) {
       !json["port"].is_number_integer()) {
     return absl::DataLossError("what node 0 says is no address; is it of the same version?");
   }
-  told.endpoint.host = json["host"].get<std::string>();
-  told.endpoint.password = json["password"].get<std::string>();
+  meeting.endpoint.host = json["host"].get<std::string>();
+  meeting.endpoint.password = json["password"].get<std::string>();
   const int64_t port = json["port"].get<int64_t>();
-  if (told.endpoint.host.empty() || port < 1 || port > 65535) {
+  if (meeting.endpoint.host.empty() || port < 1 || port > 65535) {
     return absl::DataLossError("what node 0 says is no address");
   }
-  told.endpoint.port = static_cast<int>(port);
-  return told;
+  meeting.endpoint.port = static_cast<int>(port);
+  return meeting;
 }
 
 // Checks that the proved address is the one that this node's --master-addr means.
@@ -217,9 +217,9 @@ absl::StatusOr<store::RedisEndpoint> Ask(const StaticRendezvousOptions& options,
       store::TcpStoreClient::Connect(options.master_addr, options.master_port, deadline - Now()));
   DDP_ASSIGN_OR_RETURN(const std::string text,
                        client->Get(kMeetingKey, std::max(deadline - Now(), absl::ZeroDuration())));
-  DDP_ASSIGN_OR_RETURN(Told told, ParseMeeting(text));
+  DDP_ASSIGN_OR_RETURN(PublishedMeeting published, ParseMeeting(text));
   const bool has_password = !credentials.password.empty();
-  if (told.wants_challenge != has_password) {
+  if (published.wants_challenge != has_password) {
     return absl::InvalidArgumentError(
         has_password
             ? "this node has DDP_REDIS_PASSWORD in its environment, and node 0 has not: set it on "
@@ -227,7 +227,7 @@ absl::StatusOr<store::RedisEndpoint> Ask(const StaticRendezvousOptions& options,
             : "node 0 has DDP_REDIS_PASSWORD in its environment, and this node has not: set it on "
               "all nodes, or on none");
   }
-  return has_password ? AskForProof(options, credentials, *client) : std::move(told.endpoint);
+  return has_password ? AskForProof(options, credentials, *client) : std::move(published.endpoint);
 }
 
 absl::StatusOr<StaticMeeting> Visit(const StaticRendezvousOptions& options,

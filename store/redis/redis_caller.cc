@@ -19,7 +19,7 @@ constexpr absl::Duration kLeastWait = absl::Seconds(1);
 
 const RedisReply* FirstPassingRefusal(const std::vector<RedisReply>& replies) {
   for (const RedisReply& reply : replies) {
-    if (reply.IsError() && IsPassingRefusal(reply.error_text())) return &reply;
+    if (reply.IsError() && IsTransientRefusal(reply.error_text())) return &reply;
   }
   return nullptr;
 }
@@ -138,7 +138,7 @@ absl::StatusOr<std::vector<RedisReply>> RedisCaller::Call(Request request) {
       last = StatusOfErrorReply(refusal->error_text(), endpoint_);
     } else {
       last = result.status();
-      if (!IsPassing(last)) return last;
+      if (!IsTransient(last)) return last;
       if (sent && !call.idempotent) {
         return absl::Status(last.code(), absl::StrCat(last.message(), "; ", request.what,
                                                       " may or may not have been applied"));

@@ -220,7 +220,7 @@ RedisSocket RedisDialer::TakeOut(RacerPlace racer) {
 
 // Keeps a refusal, which says more than an address that could not be reached.
 void RedisDialer::NoteError(const absl::Status& status) {
-  if (error_.ok() || IsPassing(error_)) error_ = status;
+  if (error_.ok() || IsTransient(error_)) error_ = status;
 }
 
 void RedisDialer::LimitTo(absl::Duration limit, std::function<void()> at_end) {

@@ -67,15 +67,15 @@ absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& en
     return absl::PermissionDeniedError(message);
   }
   if (absl::StartsWith(Unwrapped(text), "OOM")) return absl::ResourceExhaustedError(message);
-  if (IsPassingRefusal(text)) return absl::UnavailableError(message);
+  if (IsTransientRefusal(text)) return absl::UnavailableError(message);
   return absl::FailedPreconditionError(message);
 }
 
-bool IsPassing(const absl::Status& status) {
+bool IsTransient(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
 }
 
-bool IsPassingRefusal(const std::string& error_reply) {
+bool IsTransientRefusal(const std::string& error_reply) {
   // Each of these refuses a script's first write, so no part of the script was applied. MISCONF:
   // the disk is full, and the server refuses writes until it is not.
   const absl::string_view reason = Unwrapped(error_reply);

@@ -15,13 +15,13 @@ namespace ddp::store {
 // not know a script. The message names the server and, where one is known, the remedy.
 absl::Status StatusOfErrorReply(const std::string& text, const RedisEndpoint& endpoint);
 
-// Returns true when a later attempt may succeed: there was no connection (kUnavailable) or no reply
+// Returns true when another attempt may succeed: there was no connection (kUnavailable) or no reply
 // in time (kDeadlineExceeded).
-bool IsPassing(const absl::Status& status);
+bool IsTransient(const absl::Status& status);
 
-// Returns true when the server refused a command for a temporary reason and applied no part of it:
+// Returns true when the server refused a command for a transient reason and applied no part of it:
 // the server is loading its data, running a script, became a replica, or has too many clients.
-bool IsPassingRefusal(const std::string& error_reply);
+bool IsTransientRefusal(const std::string& error_reply);
 
 // Returns true when the server refused a command because it is a replica: the master is elsewhere.
 bool IsReplicaRefusal(const std::string& error_reply);

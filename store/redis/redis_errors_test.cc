@@ -30,7 +30,7 @@ TEST(RedisErrorsTest, WhatPassesIsUnavailableWithinAScriptToo) {
     for (const std::string& text : {refusal, WithinScript(refusal),
                                     // The wording of Redis 7.
                                     refusal + " script: 0123, on @user_script:7."}) {
-      EXPECT_TRUE(IsPassingRefusal(text)) << text;
+      EXPECT_TRUE(IsTransientRefusal(text)) << text;
       const absl::Status status = StatusOfErrorReply(text, RedisEndpoint());
       EXPECT_TRUE(absl::IsUnavailable(status)) << status;
     }
@@ -51,10 +51,10 @@ TEST(RedisErrorsTest, WhatAScriptDoesWrongIsFinal) {
        {"ERR Error running script (call to f_01): @user_script:7: attempt to index a nil value",
         "ERR user_script:7: READONLY is no number script: 0123, on @user_script:7.",
         "WRONGTYPE Operation against a key holding the wrong kind of value"}) {
-    EXPECT_FALSE(IsPassingRefusal(text)) << text;
+    EXPECT_FALSE(IsTransientRefusal(text)) << text;
     EXPECT_TRUE(absl::IsFailedPrecondition(StatusOfErrorReply(text, RedisEndpoint()))) << text;
   }
-  EXPECT_FALSE(IsPassingRefusal(WithinScript("WRONGTYPE Operation against a key")));
+  EXPECT_FALSE(IsTransientRefusal(WithinScript("WRONGTYPE Operation against a key")));
 }
 
 TEST(RedisErrorsTest, AScriptThatIsNeitherKnownNorTakenIsToldWithTheCure) {

@@ -398,7 +398,7 @@ absl::Status RedisKeyValueStore::AwaitNarrowing(std::vector<std::string> missing
     absl::StatusOr<RedisReply> reply =
         connection_->AskOnPush(Channel(chosen), question, chosen_has_come, deadline, asked);
     // A restarted server does not know the script; Eval() sends the source.
-    if (IsPassing(reply.status()) || absl::IsNotFound(reply.status())) {
+    if (IsTransient(reply.status()) || absl::IsNotFound(reply.status())) {
       reply = connection_->Eval(Script<scripts::kMissingKeys>(), KeysOfWait(missing), missing,
                                 CallOptions(true, deadline));
     }
@@ -424,7 +424,7 @@ absl::StatusOr<RedisReply> RedisKeyValueStore::AwaitOne(const std::string& key,
     if (clock_.Now() >= deadline) return TimedOut({key}, start);
     bool asked = false;
     reply = connection_->AskOnPush(Channel(key), question, HasCome, deadline, asked);
-    if (!IsPassing(reply.status())) continue;
+    if (!IsTransient(reply.status())) continue;
     // If `asked` is false, no question was lost, so even one that changes data may be repeated.
     if (asked && !idempotent) {
       return absl::Status(reply.status().code(),
@@ -457,7 +457,7 @@ absl::Status RedisKeyValueStore::AwaitValues(const std::vector<std::string>& key
     bool asked = false;
     reply = connection_->AskOnPush(Channel(keys[missing[chosen]]), question, chosen_has_come,
                                    deadline, asked);
-    if (IsPassing(reply.status())) {
+    if (IsTransient(reply.status())) {
       reply = connection_->Command(question, CallOptions(true, deadline));
     }
   }

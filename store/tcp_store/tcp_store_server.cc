@@ -106,7 +106,7 @@ class TcpStoreServer::Shell {
   void Deliver(const TcpStoreState::Replies& replies);
   void AnswerHeld(ClientId id);
 
-  void Settle(Client& client);
+  void RestoreInvariants(Client& client);
   void Count(Client& client);
   void HoldLimit();
   void CondemnUnlessOk(ClientId id, const absl::Status& status);
@@ -177,7 +177,7 @@ void TcpStoreServer::Shell::AnswerHeld(ClientId id) {
   } else {
     CondemnUnlessOk(id, request.status());
   }
-  Settle(client);
+  RestoreInvariants(client);
 }
 
 void TcpStoreServer::Shell::OnClient(UniqueFd socket) {
@@ -210,7 +210,7 @@ void TcpStoreServer::Shell::OnReady(ClientId id) {
   Client& client = clients_.at(id);
   CondemnUnlessOk(id, client.connection.Advance());
   Answer(id, client);
-  Settle(client);
+  RestoreInvariants(client);
 }
 
 // Answers the client's requests. Stops while a reply cannot be sent.
@@ -266,7 +266,7 @@ void TcpStoreServer::Shell::Deliver(const TcpStoreState::Replies& replies) {
 }
 
 // Restores what must hold before the event loop goes on. `client` may be destroyed.
-void TcpStoreServer::Shell::Settle(Client& client) {
+void TcpStoreServer::Shell::RestoreInvariants(Client& client) {
   Count(client);
   HoldLimit();
   DropCondemned();

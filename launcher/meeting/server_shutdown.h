@@ -1,5 +1,5 @@
-#ifndef DDP_LAUNCHER_MEETING_SERVER_FAREWELL_H_
-#define DDP_LAUNCHER_MEETING_SERVER_FAREWELL_H_
+#ifndef DDP_LAUNCHER_MEETING_SERVER_SHUTDOWN_H_
+#define DDP_LAUNCHER_MEETING_SERVER_SHUTDOWN_H_
 
 #include <cstdint>
 #include <string>
@@ -16,18 +16,18 @@ namespace ddp::launcher {
 
 // End of a node whose Redis server is the job's rendezvous. The server ends with the node, so the
 // node first waits: other nodes must not wait for a server that is gone.
-// - kGo: the node may end. No other node is left, or the others have a later generation, which
+// - kEnd: the node may end. No other node is left, or the others have a later generation, which
 //   continues without a store. Or two leases have passed: the others know that the job has ended,
 //   or they continue to work in this generation.
 // - kWait: other nodes still stop their workers, or wait for a node that may be lost.
 // - kClose: too few nodes are left for a generation, or they took too long. The node closes the
 //   job, so that the others end at once and say why.
-enum class Farewell { kGo, kWait, kClose };
+enum class ServerShutdown { kEnd, kWait, kClose };
 
 // Decides the next step. `waited` is the time since the node began to wait. `lease` and
 // `times` are this node's: those of others are unknown. `job` is without this node.
 // Pure.
-Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
+ServerShutdown DecideServerShutdown(const elastic::JobRecord& job, uint64_t own_generation,
                         absl::Duration waited, absl::Duration lease,
                         const elastic::AgentTimes& times);
 
@@ -35,12 +35,12 @@ Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
 // per node, and nodes that are still ending need the server too.
 absl::Duration PauseBetweenLooks(int64_t nodes);
 
-// Returns the time by which a node that was signalled then has to end its farewell: the rest of
+// Returns the time by which a node that was signalled then must not wait for others any more: the rest of
 // --termination-grace is for its report. absl::InfiniteFuture(): the grace is not known, or no
 // signal has come. Pure.
-absl::Time EndOfFarewell(absl::Time signalled_at, const elastic::AgentTimes& times);
+absl::Time ServerShutdownDeadline(absl::Time signalled_at, const elastic::AgentTimes& times);
 
-struct FarewellOptions {
+struct ServerShutdownOptions {
   store::RedisEndpoint endpoint;
   elastic::JobSpec job;  // this node's: the lease and times of others are unknown
   int64_t instance = 0;
@@ -54,9 +54,9 @@ struct FarewellOptions {
 // Blocks until this node may end, or until the server cannot be reached; the first connection may
 // take a lease. Runs `event_loop`; no other code may stop the loop meanwhile. `rendezvous` must
 // have left the job.
-void AwaitOthers(const FarewellOptions& options, EventLoop* event_loop,
+void AwaitOthers(const ServerShutdownOptions& options, EventLoop* event_loop,
                  elastic::Rendezvous* rendezvous, const Clock& clock);
 
 }  // namespace ddp::launcher
 
-#endif  // DDP_LAUNCHER_MEETING_SERVER_FAREWELL_H_
+#endif  // DDP_LAUNCHER_MEETING_SERVER_SHUTDOWN_H_

@@ -1,4 +1,4 @@
-#include "launcher/meeting/server_farewell.h"
+#include "launcher/meeting/server_shutdown.h"
 
 #include <sys/epoll.h>
 
@@ -41,26 +41,26 @@ elastic::JobEnd ClosedBecause(const std::string& host) {
 
 }  // namespace
 
-Farewell DecideFarewell(const elastic::JobRecord& job, uint64_t own_generation,
+ServerShutdown DecideServerShutdown(const elastic::JobRecord& job, uint64_t own_generation,
                         absl::Duration waited, absl::Duration lease,
                         const elastic::AgentTimes& times) {
   const int64_t live = LiveNodes(job);
-  if (live == 0) return Farewell::kGo;
+  if (live == 0) return ServerShutdown::kEnd;
   const bool goes_on = job.state == "running" || job.state == "draining";
-  if (goes_on && job.generation > own_generation) return Farewell::kGo;
+  if (goes_on && job.generation > own_generation) return ServerShutdown::kEnd;
   if (job.state == "draining" || job.state == "forming") {
     // A node that still drains may be saving a checkpoint; a node that forms a round has no
     // workers.
     const absl::Duration limit =
         job.state == "draining" ? times.StopLimit() : times.shutdown_timeout;
-    if (waited >= limit + TimeToHear(lease)) return Farewell::kClose;
-    return job.state == "forming" && live < job.min_nodes ? Farewell::kClose : Farewell::kWait;
+    if (waited >= limit + TimeToHear(lease)) return ServerShutdown::kClose;
+    return job.state == "forming" && live < job.min_nodes ? ServerShutdown::kClose : ServerShutdown::kWait;
   }
   // The others learn that the job has ended; or they continue to work, and this node is done.
-  return waited >= TimeToHear(lease) ? Farewell::kGo : Farewell::kWait;
+  return waited >= TimeToHear(lease) ? ServerShutdown::kEnd : ServerShutdown::kWait;
 }
 
-absl::Time EndOfFarewell(absl::Time signalled_at, const elastic::AgentTimes& times) {
+absl::Time ServerShutdownDeadline(absl::Time signalled_at, const elastic::AgentTimes& times) {
   if (times.termination_grace <= absl::ZeroDuration()) return absl::InfiniteFuture();
   return signalled_at + times.WorkersShareOfGrace();
 }
@@ -72,9 +72,9 @@ absl::Duration PauseBetweenLooks(int64_t nodes) {
 namespace {
 
 // Reads the job again and again until this node may end, and closes it if the others are too few.
-class Goodbye {
+class OrderlyShutdown {
  public:
-  Goodbye(const FarewellOptions& options, EventLoop* event_loop, elastic::Rendezvous* rendezvous,
+  OrderlyShutdown(const ServerShutdownOptions& options, EventLoop* event_loop, elastic::Rendezvous* rendezvous,
           const Clock& clock, store::RedisConnection* connection)
       : options_(options),
         event_loop_(*event_loop),
@@ -110,13 +110,13 @@ class Goodbye {
     if (!job.ok()) return event_loop_.Stop();
     const bool hurries = hurried_ || clock_.Now() >= options_.end_by;
     const absl::Duration waited = hurries ? absl::InfiniteDuration() : clock_.Now() - start_;
-    switch (DecideFarewell(*job, options_.own_generation, waited, options_.job.rules.lease,
+    switch (DecideServerShutdown(*job, options_.own_generation, waited, options_.job.rules.lease,
                            options_.job.times)) {
-      case Farewell::kGo:
+      case ServerShutdown::kEnd:
         return event_loop_.Stop();
-      case Farewell::kWait:
+      case ServerShutdown::kWait:
         return ScheduleLook(PauseBetweenLooks(job->nodes_total));
-      case Farewell::kClose:
+      case ServerShutdown::kClose:
         return Close();
     }
   }
@@ -128,7 +128,7 @@ class Goodbye {
                     [this](const elastic::RendezvousAnswer&) { Look(); });
   }
 
-  const FarewellOptions& options_;
+  const ServerShutdownOptions& options_;
   EventLoop& event_loop_;
   elastic::Rendezvous& rendezvous_;
   const Clock& clock_;
@@ -141,13 +141,13 @@ class Goodbye {
 
 }  // namespace
 
-void AwaitOthers(const FarewellOptions& options, EventLoop* event_loop,
+void AwaitOthers(const ServerShutdownOptions& options, EventLoop* event_loop,
                  elastic::Rendezvous* rendezvous, const Clock& clock) {
   store::RedisConnectionOptions connecting;
   connecting.total_timeout = options.job.rules.lease;
   const auto connection = store::RedisConnection::Connect(options.endpoint, connecting);
   if (!connection.ok()) return;
-  Goodbye(options, event_loop, rendezvous, clock, connection->get()).Run();
+  OrderlyShutdown(options, event_loop, rendezvous, clock, connection->get()).Run();
 }
 
 }  // namespace ddp::launcher
