@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -76,7 +78,7 @@ std::string HostName() {
 struct Parts {
   MonotonicClock clock;
   rlimit open_files{};  // limits that the user gave us
-  elastic::LaunchConfig config;
+  std::string host;     // this node's name
   LogLayout layout;
   std::unique_ptr<EventLoop> event_loop;
   std::unique_ptr<FileWriter> event_writer;
@@ -87,33 +89,46 @@ struct Parts {
   std::unique_ptr<LogRouter> router;
   std::unique_ptr<PosixProcessSpawner> spawner;
   std::unique_ptr<elastic::RedisRendezvous> rendezvous;
+  std::optional<const elastic::LaunchConfig> config;  // made when the rendezvous is open
   std::unique_ptr<elastic::NodeStatusTracker> status;
   std::unique_ptr<MetricsServer> metrics;
   OomKills oom_kills;
 };
 
-void FillAddresses(const JobInput& input, const MeetingPlace& place,
-                   elastic::LaunchConfig& config) {
+// Returns the agent's configuration. `limits`: the job's.
+elastic::LaunchConfig MakeConfig(const JobInput& input, const std::string& host,
+                                 const MeetingPlace& place, const elastic::JobLimits& limits) {
+  const LaunchOptions& options = input.options;
   // MASTER_ADDR and MASTER_PORT of a static rendezvous are node 0's. If another node holds rank 0
   // later, it uses its own.
-  const bool is_static = input.options.rendezvous.kind == RendezvousKind::kStatic;
-  if (is_static) config.master_port = 0;
-  if (config.master_addr.empty() || (is_static && config.node_rank > 0)) {
-    config.master_addr = place.own.address;
-  }
+  const bool is_static = options.rendezvous.kind == RendezvousKind::kStatic;
+  const bool has_own_address = options.master_addr.empty() || (is_static && options.node_rank > 0);
   // Without an interface, Gloo looks up this host's name and listens on the resulting address.
-  if (config.job.limits.max_nodes > 1 && !place.own.is_loopback) {
-    config.socket_interface = place.own.interface;
-  }
+  const bool needs_interface = options.job.limits.max_nodes > 1 && !place.own.is_loopback;
+  elastic::LaunchConfig config = {
+      .job = options.job,
+      .nproc_per_node = options.nproc_per_node,
+      .host = host,
+      .node_rank = options.node_rank,
+      .command = input.command,
+      .entrypoint = input.entrypoint,
+      .master_addr = has_own_address ? place.own.address : options.master_addr,
+      .master_port = is_static ? 0 : options.master_port,
+      .socket_interface = needs_interface ? place.own.interface : "",
+      .virtual_local_rank = options.virtual_local_rank,
+      .timer_file = input.timer_file,
+      .signals_to_handle = options.signals_to_handle};
+  config.job.limits = limits;
+  return config;
 }
 
 absl::Status OpenLogs(const JobInput& input, Parts& parts) {
   elastic::EventLog::Options options;
   options.path = input.options.event_log_file;
   options.console = input.options.events_to_console;
-  options.run_id = parts.config.job.run_id;
-  options.host = parts.config.host;
-  options.role = parts.config.job.role;
+  options.run_id = input.options.job.run_id;
+  options.host = parts.host;
+  options.role = input.options.job.role;
   options.say = [&parts](const std::string& line) {
     parts.router != nullptr ? parts.router->Say(line) : Say(line);
   };
@@ -125,7 +140,7 @@ absl::Status OpenLogs(const JobInput& input, Parts& parts) {
   options.writer = parts.event_writer.get();
   DDP_ASSIGN_OR_RETURN(parts.event_log, elastic::EventLog::Open(options));
   DDP_ASSIGN_OR_RETURN(parts.layout,
-                       LogLayout::Create(input.options.output.log_dir, parts.config.job.run_id));
+                       LogLayout::Create(input.options.output.log_dir, input.options.job.run_id));
   return absl::OkStatus();
 }
 
@@ -135,7 +150,7 @@ absl::StatusOr<std::vector<std::vector<int>>> CpusOfWorkers(const JobInput& inpu
   if (input.options.numa_binding == NumaBinding::kNone) return std::vector<std::vector<int>>();
   const absl::StatusOr<CpuTopology> topology = ReadCpuTopologyOfThisHost();
   if (topology.ok()) {
-    return PlanNuma(*topology, input.options.numa_binding, input.options.config.nproc_per_node);
+    return PlanNuma(*topology, input.options.numa_binding, input.options.nproc_per_node);
   }
   Say(
       absl::StrCat("--numa-binding: the workers may use all CPUs, since this host does not tell how"
@@ -151,10 +166,10 @@ absl::Status MakeSpawner(const JobInput& input, const AgentContext& context, Par
   PosixProcessSpawner::Options options;
   options.output = input.options.output;
   options.layout = parts.layout;
-  options.host = parts.config.host;
+  options.host = parts.host;
   options.open_files = parts.open_files;
   options.doomed = context.doomed;
-  options.kill_timeout = parts.config.job.times.kill_timeout;
+  options.kill_timeout = input.options.job.times.kill_timeout;
   DDP_ASSIGN_OR_RETURN(parts.files, TaskThread::Create(parts.event_loop.get(), "worker-files"));
   options.files = parts.files.get();
   DDP_ASSIGN_OR_RETURN(options.cpus, CpusOfWorkers(input));
@@ -181,17 +196,17 @@ absl::Status MakeSpawner(const JobInput& input, const AgentContext& context, Par
 // present the job's generation. They must come before this node, which would treat the empty server
 // as a new job's.
 void AwaitSurvivors(const JobInput& input, Parts& parts) {
-  const bool may_be = parts.place.server != nullptr && parts.config.job.limits.max_nodes > 1 &&
+  const bool may_be = parts.place.server != nullptr && input.options.job.limits.max_nodes > 1 &&
                       input.options.rendezvous.kind == RendezvousKind::kRedis;
   if (!may_be) return;
   EventLoop* const loop = parts.event_loop.get();
-  loop->AddTimer(parts.config.job.rules.lease / 3, [loop] { loop->Stop(); });
+  loop->AddTimer(input.options.job.rules.lease / 3, [loop] { loop->Stop(); });
   if (const absl::Status status = loop->Run(); !status.ok()) SayError(status);
 }
 
-// Replaces `wanted`, the limits that this node was given, by the job's: workers and messages must
-// show the same limits on every node.
-void TakeLimits(const elastic::JobLimits& limits, elastic::JobLimits& wanted) {
+// Tells the user where the job's limits are not those that this node was given. The job's count:
+// workers and messages must show the same limits on every node.
+void SayOtherLimits(const elastic::JobLimits& limits, const elastic::JobLimits& wanted) {
   if (limits == wanted) return;
   const auto flags = [](const elastic::JobLimits& of) {
     return absl::StrCat("--nnodes=", of.min_nodes, ":", of.max_nodes,
@@ -199,7 +214,6 @@ void TakeLimits(const elastic::JobLimits& limits, elastic::JobLimits& wanted) {
   };
   Say(absl::StrCat("the job was opened with ", flags(limits), ", which counts for all nodes; here ",
                    flags(wanted), " was given"));
-  wanted = limits;
 }
 
 // Opens the rendezvous. The node that has the server may start later than this one, so the function
@@ -228,29 +242,30 @@ absl::Duration TimeToReach(const RendezvousOptions& wanted, absl::Time deadline,
 absl::Status OpenRendezvous(const JobInput& input, absl::Time deadline, Parts& parts) {
   const RendezvousOptions& wanted = input.options.rendezvous;
   elastic::RedisRendezvous::Options options;
-  options.job = parts.config.job;
+  options.job = input.options.job;
   options.endpoint = parts.place.endpoint;
   options.reply_timeout = wanted.heartbeat_timeout;
   options.retry_pause_max = wanted.retry_pause_max;
   const absl::Duration left = TimeToReach(wanted, deadline, parts.clock.Now());
   DDP_ASSIGN_OR_RETURN(parts.rendezvous, ReachRendezvous(options, left, parts.event_loop.get()));
-  TakeLimits(parts.rendezvous->limits(), parts.config.job.limits);
+  SayOtherLimits(parts.rendezvous->limits(), input.options.job.limits);
+  parts.config.emplace(MakeConfig(input, parts.host, parts.place, parts.rendezvous->limits()));
   return absl::OkStatus();
 }
 
 // Makes what people and programs can read while the job runs: status, marker, metrics.
 absl::Status MakeVisible(const JobInput& input, Parts& parts) {
   parts.status = std::make_unique<elastic::NodeStatusTracker>(
-      elastic::NodeStatusTracker::Identity{.job = parts.config.job,
+      elastic::NodeStatusTracker::Identity{.job = parts.config->job,
                                            .instance = parts.rendezvous->instance(),
-                                           .host = parts.config.host,
+                                           .host = parts.host,
                                            .agent_pid = ::getpid()});
 
   store::RedisEndpoint place = parts.place.endpoint;
   const std::string password = std::exchange(place.password, "");
   place.user.clear();
   DDP_RETURN_IF_ERROR(WriteJobMarker(input.runtime_folder,
-                                     {.run_id = parts.config.job.run_id,
+                                     {.run_id = parts.config->job.run_id,
                                       .instance = parts.rendezvous->instance(),
                                       .endpoint = store::FormatRedisEndpoint(place),
                                       .with_credentials = !password.empty(),
@@ -270,14 +285,12 @@ absl::Status MakeVisible(const JobInput& input, Parts& parts) {
 // Steps that can fail through a user's mistake come first, those that take time last.
 absl::Status Prepare(const JobInput& input, const AgentContext& context, Parts& parts) {
   parts.open_files = RaiseOpenFiles();  // before the servers, which inherit the limit
-  parts.config = input.options.config;
-  parts.config.host = HostName();
+  parts.host = HostName();
   DDP_ASSIGN_OR_RETURN(parts.event_loop, EventLoop::Create());
   DDP_RETURN_IF_ERROR(OpenLogs(input, parts));
   const absl::Time reached_by = parts.clock.Now() + input.options.rendezvous.read_timeout;
   DDP_ASSIGN_OR_RETURN(parts.place, FindMeetingPlace(input.options, input.endpoint,
                                                      input.runtime_folder, parts.event_loop.get()));
-  FillAddresses(input, parts.place, parts.config);
   DDP_RETURN_IF_ERROR(MakeSpawner(input, context, parts));
   AwaitSurvivors(input, parts);
   DDP_RETURN_IF_ERROR(OpenRendezvous(input, reached_by, parts));
@@ -303,8 +316,8 @@ void Report(const JobInput& input, const elastic::JobResult& result, LogRouter& 
   for (const elastic::WorkerFailure& failure : result.failures) {
     described.push_back(DescribeFailure(failure, context));
   }
-  std::string report = FormatFailureReport(input.options.config.entrypoint, described,
-                                           DescribeCauseElsewhere(result));
+  std::string report =
+      FormatFailureReport(input.entrypoint, described, DescribeCauseElsewhere(result));
   report.pop_back();  // trailing newline
   router.SayAtTheEnd(report);
   LeaveRootCause(result, router);
@@ -316,7 +329,7 @@ bool Exists(const std::string& path) { return !path.empty() && ::access(path.c_s
 // its files: redirected output, and error files that the report names. `say` gets lines for the
 // user.
 void CleanUpLogs(const JobInput& input, const LogLayout& layout, const elastic::JobResult& result,
-                const std::function<void(const std::string&)>& say) {
+                 const std::function<void(const std::string&)>& say) {
   // The folder is empty, and removed, when no worker was started. A cleaner of /tmp may have
   // removed it before.
   if (!layout.root().empty() && (::rmdir(layout.root().c_str()) == 0 || errno == ENOENT)) {
@@ -341,13 +354,13 @@ void CleanUpLogs(const JobInput& input, const LogLayout& layout, const elastic::
 
 // Waits for the other nodes, since the server that they need ends with this process.
 void LeaveOthersWithoutServer(const Parts& parts, absl::Time signalled_at, int hurry_fd) {
-  if (parts.place.server == nullptr || parts.config.job.limits.max_nodes == 1) return;
+  if (parts.place.server == nullptr || parts.config->job.limits.max_nodes == 1) return;
   ServerShutdownOptions options;
   options.endpoint = parts.place.endpoint;
-  options.job = parts.config.job;
+  options.job = parts.config->job;
   options.instance = parts.rendezvous->instance();
   options.own_generation = parts.status->Status(parts.clock.Now()).generation;
-  options.host = parts.config.host;
+  options.host = parts.host;
   options.end_by = ServerShutdownDeadline(signalled_at, options.job.times);
   options.hurry_fd = hurry_fd;
   AwaitOthers(options, parts.event_loop.get(), parts.rendezvous.get(), parts.clock);
@@ -380,16 +393,16 @@ void SayLastWord(const AgentContext& context) {
 int Run(const JobInput& input, const AgentContext& context) {
   Parts parts;
   // Nothing runs yet that needs an orderly end, and reaching Redis can take long.
-  ReleaseSignals(input.options.config.signals_to_handle);
+  ReleaseSignals(input.options.signals_to_handle);
   if (const absl::Status prepared = Prepare(input, context, parts); !prepared.ok()) {
     const auto say = [](const std::string& line) { Say(line, kConsoleStallTimeout); };
     say(std::string(prepared.message()));
     CleanUpLogs(input, parts.layout, {}, say);
     return ExitCodeOf(CannotStart(prepared), input.options.exit_code);
   }
-  HoldSignals(input.options.config.signals_to_handle);
+  HoldSignals(input.options.signals_to_handle);
   elastic::Agent agent(
-      parts.config,
+      *parts.config,
       {.event_loop = parts.event_loop.get(),
        .spawner = parts.spawner.get(),
        .rendezvous = parts.rendezvous.get(),
@@ -411,7 +424,7 @@ int Run(const JobInput& input, const AgentContext& context) {
   const elastic::JobResult result = agent.Run();
   if (context.has_last_word != nullptr) context.has_last_word->store(false);
   // Signals from now on no longer change the result, but shorten the waits that follow.
-  const UniqueFd hurry = WatchHeldSignals(input.options.config.signals_to_handle);
+  const UniqueFd hurry = WatchHeldSignals(input.options.signals_to_handle);
   parts.spawner->AwaitStrays();
   LeaveOthersWithoutServer(parts, agent.signalled_at(), hurry.get());
   Report(input, result, *parts.router);

@@ -15,9 +15,15 @@ namespace ddp::launcher {
 
 // Input of RunJob(): everything that the agent's process needs.
 struct JobInput {
-  // `output.log_dir` is never empty: the user's or `temporary_log_folder`. `config` has the
-  // workers' command line and the job's run id. RunJob() finds the addresses and the host's name.
+  // `output.log_dir` is never empty: the user's or `temporary_log_folder`. `job` has a run id, and
+  // a fingerprint if the user gave no run id.
   LaunchOptions options;
+
+  // As in LaunchConfig, which RunJob() makes of these, of the options, and of the addresses and
+  // limits that it finds.
+  std::vector<std::string> command;
+  std::string entrypoint;
+  std::string timer_file;
 
   std::optional<store::RedisEndpoint> endpoint;  // endpoint that the user named, with credentials
   std::string runtime_folder;                    // our folder, mode 0700; removed at the end

@@ -127,8 +127,8 @@ absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions
   if (rendezvous.kind == RendezvousKind::kStatic) {
     // An endpoint counts as the master's address.
     const bool has_endpoint = flags.IsGiven("rdzv-endpoint");
-    DDP_RETURN_IF_ERROR(CheckOneMachine(has_endpoint ? name : flags.NameOf("master-addr"),
-                                        options.config.master_addr));
+    DDP_RETURN_IF_ERROR(
+        CheckOneMachine(has_endpoint ? name : flags.NameOf("master-addr"), options.master_addr));
   }
   if (rendezvous.kind != RendezvousKind::kRedis) return std::nullopt;
   absl::StatusOr<store::RedisEndpoint> endpoint =
@@ -150,11 +150,11 @@ absl::StatusOr<std::optional<store::RedisEndpoint>> Endpoint(const LaunchOptions
 int KeepJob(JobInput input, int argc, char** argv) {
   const ExitCodeStyle style = input.options.exit_code;
   const int cannot_start = ExitCodeOf(elastic::JobEndReason::kCannotStart, style);
-  HoldSignals(input.options.config.signals_to_handle);
+  HoldSignals(input.options.signals_to_handle);
   absl::StatusOr<std::string> runtime_folder = MakePrivateFolder("ddprun_");
   if (!runtime_folder.ok()) return Fail(runtime_folder.status(), cannot_start);
   input.runtime_folder = *runtime_folder;
-  input.options.config.timer_file = TimerFile(input.runtime_folder);
+  input.timer_file = TimerFile(input.runtime_folder);
   if (input.options.output.log_dir.empty()) {
     absl::StatusOr<std::string> log_folder = MakePrivateFolder("ddprun_logs_");
     if (!log_folder.ok()) {
@@ -168,11 +168,11 @@ int KeepJob(JobInput input, int argc, char** argv) {
       RunWithKeeper({.runtime_folder = input.runtime_folder,
                      .temporary_log_folder = input.temporary_log_folder,
                      .logs_hold_output = !output.redirects.empty() || !output.tee.empty(),
-                     .signals = input.options.config.signals_to_handle,
-                     .kill_timeout = input.options.config.job.times.kill_timeout,
+                     .signals = input.options.signals_to_handle,
+                     .kill_timeout = input.options.job.times.kill_timeout,
                      .cannot_start_exit_code = cannot_start,
                      .stopped_exit_code = ExitCodeOf(elastic::JobEndReason::kPreempted, style),
-                     .agent_title = absl::StrCat("ddp-agent ", input.options.config.job.run_id),
+                     .agent_title = absl::StrCat("ddp-agent ", input.options.job.run_id),
                      .argc = argc,
                      .argv = argv},
                     [&input](const AgentContext& context) { return RunJob(input, context); });
@@ -222,10 +222,10 @@ int Main(int argc, char** argv) {
     return ExitCodeOf(elastic::JobEndReason::kCannotStart, options->exit_code);
   }
 
-  options->config.command = *std::move(command);
-  options->config.entrypoint = command_line->program[0];
-  NameJob(options->rendezvous, command_line->program, options->config.job);
+  NameJob(options->rendezvous, command_line->program, options->job);
   JobInput input;
+  input.command = *std::move(command);
+  input.entrypoint = command_line->program[0];
   input.options = *std::move(options);
   input.endpoint = *std::move(endpoint);
   input.log_lines = &log_lines;

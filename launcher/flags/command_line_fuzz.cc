@@ -16,7 +16,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "elastic/agent/launch_config.h"
 #include "elastic/job/job_spec.h"
 #include "launcher/flags/flag_default.h"
 #include "launcher/flags/flag_reader.h"
@@ -67,14 +66,13 @@ void CheckWrittenDown(const CommandLine& command_line) {
 }
 
 void CheckOptions(const LaunchOptions& options) {
-  const elastic::LaunchConfig& config = options.config;
-  const elastic::JobLimits& limits = config.job.limits;
-  const elastic::RendezvousRules& rules = config.job.rules;
-  const elastic::AgentTimes& times = config.job.times;
+  const elastic::JobLimits& limits = options.job.limits;
+  const elastic::RendezvousRules& rules = options.job.rules;
+  const elastic::AgentTimes& times = options.job.times;
   CHECK(1 <= limits.min_nodes && limits.min_nodes <= limits.max_nodes);
-  CHECK_GE(config.nproc_per_node, 1);
-  CHECK(config.node_rank >= -1 && config.node_rank < limits.max_nodes) << config.node_rank;
-  CHECK(config.master_port >= 0 && config.master_port <= 65535) << config.master_port;
+  CHECK_GE(options.nproc_per_node, 1);
+  CHECK(options.node_rank >= -1 && options.node_rank < limits.max_nodes) << options.node_rank;
+  CHECK(options.master_port >= 0 && options.master_port <= 65535) << options.master_port;
   CHECK(options.metrics_port.value_or(0) >= 0 && options.metrics_port.value_or(0) <= 65535);
   const RendezvousOptions& rendezvous = options.rendezvous;
   for (const absl::Duration time :
@@ -84,9 +82,9 @@ void CheckOptions(const LaunchOptions& options) {
     CHECK(time > absl::ZeroDuration() && time < absl::Hours(24 * 8)) << time;
   }
   CHECK_LE(rules.heartbeat * 2, rules.lease);
-  CHECK(!config.signals_to_handle.empty());
+  CHECK(!options.signals_to_handle.empty());
   for (const std::string& name :
-       {config.job.role, config.master_addr, options.local_addr, config.job.run_id}) {
+       {options.job.role, options.master_addr, options.local_addr, options.job.run_id}) {
     CHECK(name.empty() || testing::IsOneLine(name)) << name;
   }
   for (const std::string& notice : options.notices) CHECK(testing::IsOneLine(notice)) << notice;

@@ -40,8 +40,8 @@ absl::Status ReadNodes(const FlagReader& flags, LaunchOptions& options) {
     return flags.BadValue("nnodes", absl::StrCat("expected N or MIN:MAX with 1 <= MIN <= MAX <= ",
                                                  elastic::kNodesMax));
   }
-  options.config.job.limits.min_nodes = static_cast<int>(min);
-  options.config.job.limits.max_nodes = static_cast<int>(max);
+  options.job.limits.min_nodes = static_cast<int>(min);
+  options.job.limits.max_nodes = static_cast<int>(max);
   return absl::OkStatus();
 }
 
@@ -99,11 +99,11 @@ absl::StatusOr<int> OneOf(const FlagReader& flags, const std::string& name,
 absl::Status ReadProgram(const FlagReader& flags, const HostResources& host,
                          LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(options.program_kind, KindOfProgram(flags));
-  options.config.virtual_local_rank = flags.IsOn("virtual-local-rank");
-  if (options.config.virtual_local_rank && host.named_devices.has_value() &&
-      *host.named_devices < options.config.nproc_per_node) {
+  options.virtual_local_rank = flags.IsOn("virtual-local-rank");
+  if (options.virtual_local_rank && host.named_devices.has_value() &&
+      *host.named_devices < options.nproc_per_node) {
     return absl::InvalidArgumentError(absl::StrCat(
-        flags.NameOf("virtual-local-rank"), " gives each of the ", options.config.nproc_per_node,
+        flags.NameOf("virtual-local-rank"), " gives each of the ", options.nproc_per_node,
         " workers a device of its own, and CUDA_VISIBLE_DEVICES names ", *host.named_devices));
   }
   if (flags.IsGiven("numa-binding")) {
@@ -133,7 +133,7 @@ absl::Status ReadConf(const FlagReader& flags, RendezvousConf& conf, LaunchOptio
 absl::Status ReadLease(const FlagReader& flags, const RendezvousConf& conf,
                        LaunchOptions& options) {
   constexpr int kHeartbeatsPerLease = elastic::RendezvousRules::kHeartbeatsPerLease;
-  elastic::RendezvousRules& rules = options.config.job.rules;
+  elastic::RendezvousRules& rules = options.job.rules;
   const FlagReader::Range range = {kMinLeaseMs, kMaxMilliseconds};
   DDP_ASSIGN_OR_RETURN(rules.lease, flags.Milliseconds("lease-ms", range));
   std::optional<absl::Duration> heartbeat = conf.keep_alive_interval;
@@ -177,20 +177,20 @@ absl::Status ReadNodeRank(const FlagReader& flags, const RendezvousConf& conf,
                           LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(const int rank, GivenNodeRank(flags, conf));
   const RendezvousKind kind = options.rendezvous.kind;
-  const int max_nodes = options.config.job.limits.max_nodes;
+  const int max_nodes = options.job.limits.max_nodes;
   if (kind == RendezvousKind::kPrivate) return absl::OkStatus();  // a single node ignores its rank
   const std::string flag = flags.IsGiven("node-rank") ? "node-rank" : "rdzv-conf";
   const std::string range =
       absl::StrCat("0 to ", max_nodes - 1, ", as ", flags.NameOf("nnodes"), " says");
-  options.config.node_rank = rank;
+  options.node_rank = rank;
   if (kind == RendezvousKind::kStatic) {
-    options.config.node_rank = std::max(rank, 0);
+    options.node_rank = std::max(rank, 0);
     if (rank < max_nodes) return absl::OkStatus();
     return flags.BadValue(flag, absl::StrCat("expected a rank from ", range));
   }
   if (rank < max_nodes) return absl::OkStatus();
   // The node is a spare, or the cluster numbers all nodes that it starts.
-  options.config.node_rank = -1;
+  options.node_rank = -1;
   options.notices.push_back(absl::StrCat(flags.NameOf(flag), ": ranks of nodes go from ", range,
                                          ": this node takes any that is free"));
   return absl::OkStatus();
@@ -214,35 +214,34 @@ absl::Status ReadStaticEndpoint(const FlagReader& flags, LaunchOptions& options)
       (has_port && (!ParseInteger(text.substr(colon + 1), &port) || port < 0 || port > kMaxPort))) {
     return flags.BadValue("rdzv-endpoint", "expected HOST or HOST:PORT for the static rendezvous");
   }
-  options.config.master_addr = WithoutBrackets(host);
-  options.config.master_port = static_cast<int>(port);
+  options.master_addr = WithoutBrackets(host);
+  options.master_port = static_cast<int>(port);
   return absl::OkStatus();
 }
 
 absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
-  elastic::LaunchConfig& config = options.config;
   const RendezvousKind kind = options.rendezvous.kind;
   const bool is_static = kind == RendezvousKind::kStatic;
   if (flags.IsGiven("local-addr"))
     DDP_RETURN_IF_ERROR(flags.CheckName("local-addr", kMaxAddressLength));
   options.local_addr = WithoutBrackets(flags.Text("local-addr"));
-  if (is_static) config.master_port = kStaticPort;
+  if (is_static) options.master_port = kStaticPort;
   // Variables that a cluster sets on every node are not meant for a job of this node alone.
   const auto is_meant = [&](const char* name) {
     return kind == RendezvousKind::kPrivate ? flags.IsGivenAsFlag(name) : flags.IsGiven(name);
   };
   if (is_meant("master-addr")) {
     DDP_RETURN_IF_ERROR(flags.CheckName("master-addr", kMaxAddressLength));
-    config.master_addr = WithoutBrackets(flags.Text("master-addr"));
+    options.master_addr = WithoutBrackets(flags.Text("master-addr"));
   }
   if (is_meant("master-port")) {
     DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("master-port", {0, kMaxPort}));
-    config.master_port = static_cast<int>(port);
+    options.master_port = static_cast<int>(port);
   }
   if (is_static && flags.IsGiven("rdzv-endpoint")) {
     DDP_RETURN_IF_ERROR(ReadStaticEndpoint(flags, options));
   }
-  if (is_static && config.job.limits.max_nodes > 1 && config.master_port == 0) {
+  if (is_static && options.job.limits.max_nodes > 1 && options.master_port == 0) {
     return flags.BadValue("master-port", "the other nodes must know it: expected 1 to 65535");
   }
   if (kind != RendezvousKind::kRedis) return absl::OkStatus();
@@ -252,8 +251,8 @@ absl::Status ReadMaster(const FlagReader& flags, LaunchOptions& options) {
         absl::StrCat(flags.NameOf(name), ": means nothing with --rdzv-endpoint, where MASTER_ADDR",
                      " and MASTER_PORT are those of the node with rank 0"));
   }
-  config.master_addr = options.local_addr;
-  config.master_port = 0;
+  options.master_addr = options.local_addr;
+  options.master_port = 0;
   return absl::OkStatus();
 }
 
@@ -267,8 +266,8 @@ bool HasPortZero(const FlagReader& flags) {
 absl::StatusOr<RendezvousChoice> Choose(const FlagReader& flags, const RendezvousConf& conf,
                                         const LaunchOptions& options) {
   return ChooseRendezvous(
-      {.min_nodes = options.config.job.limits.min_nodes,
-       .max_nodes = options.config.job.limits.max_nodes,
+      {.min_nodes = options.job.limits.min_nodes,
+       .max_nodes = options.job.limits.max_nodes,
        .nodes_flag = flags.NameOf("nnodes"),
        .standalone = flags.IsOn("standalone"),
        .standalone_flag = flags.NameOf("standalone"),
@@ -281,7 +280,7 @@ absl::StatusOr<RendezvousChoice> Choose(const FlagReader& flags, const Rendezvou
 
 absl::Status ReadRendezvous(const FlagReader& flags, LaunchOptions& options) {
   RendezvousOptions& rendezvous = options.rendezvous;
-  elastic::JobSpec& job = options.config.job;
+  elastic::JobSpec& job = options.job;
   RendezvousConf conf;
   DDP_RETURN_IF_ERROR(ReadConf(flags, conf, options));
   if (HasPortZero(flags) && job.limits.max_nodes > 1 && !flags.IsOn("standalone")) {
@@ -346,7 +345,7 @@ absl::StatusOr<std::vector<int>> ReadSignals(const FlagReader& flags) {
 }
 
 absl::Status ReadFailures(const FlagReader& flags, LaunchOptions& options) {
-  elastic::JobSpec& job = options.config.job;
+  elastic::JobSpec& job = options.job;
   DDP_ASSIGN_OR_RETURN(const int64_t restarts, flags.Integer("max-restarts", {0, kMaxInt}));
   job.limits.max_restarts = static_cast<int>(restarts);
   DDP_ASSIGN_OR_RETURN(job.rules.scale_up_delay, flags.Seconds("scale-up-delay"));
@@ -362,7 +361,7 @@ absl::Status ReadFailures(const FlagReader& flags, LaunchOptions& options) {
   DDP_ASSIGN_OR_RETURN(const int64_t strikes, flags.Integer("quarantine-strikes", {0, kMaxInt}));
   job.rules.quarantine_strikes = static_cast<int>(strikes);
   DDP_ASSIGN_OR_RETURN(job.hangs.floor, flags.Seconds("hang-timeout"));
-  DDP_ASSIGN_OR_RETURN(options.config.signals_to_handle, ReadSignals(flags));
+  DDP_ASSIGN_OR_RETURN(options.signals_to_handle, ReadSignals(flags));
   DDP_ASSIGN_OR_RETURN(const int style, OneOf(flags, "exit-code", {"default", "worker", "reason"}));
   options.exit_code = static_cast<ExitCodeStyle>(style);
   if (!flags.IsGiven("monitor-interval")) return absl::OkStatus();
@@ -380,7 +379,7 @@ absl::Status ReadWatching(const FlagReader& flags, LaunchOptions& options) {
         "straggler-factor",
         absl::StrCat("expected 0 (no report) or a number above 1, up to ", kMaxStragglerFactor));
   }
-  options.config.job.stragglers.factor = factor;
+  options.job.stragglers.factor = factor;
   if (flags.IsGiven("metrics-port")) {
     DDP_ASSIGN_OR_RETURN(const int64_t port, flags.Integer("metrics-port", {0, kMaxPort}));
     options.metrics_port = static_cast<int>(port);
@@ -483,12 +482,12 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const FlagReader& flags,
                                                  const HostResources& host) {
   LaunchOptions options;
   DDP_RETURN_IF_ERROR(ReadNodes(flags, options));
-  DDP_ASSIGN_OR_RETURN(options.config.nproc_per_node, ProcessesPerNode(flags, host));
+  DDP_ASSIGN_OR_RETURN(options.nproc_per_node, ProcessesPerNode(flags, host));
   DDP_RETURN_IF_ERROR(flags.CheckName("role"));
-  options.config.job.role = flags.Text("role");
+  options.job.role = flags.Text("role");
   DDP_RETURN_IF_ERROR(ReadProgram(flags, host, options));
   DDP_RETURN_IF_ERROR(ReadRendezvous(flags, options));
-  DDP_RETURN_IF_ERROR(ReadStopTimes(flags, host, options.config.job.times));
+  DDP_RETURN_IF_ERROR(ReadStopTimes(flags, host, options.job.times));
   DDP_RETURN_IF_ERROR(ReadFailures(flags, options));
   DDP_RETURN_IF_ERROR(ReadWatching(flags, options));
   DDP_RETURN_IF_ERROR(ReadOutput(flags, options));

@@ -37,11 +37,17 @@ struct RendezvousOptions {
 
 // LaunchOptions hold the flags of ddprun, parsed and checked.
 struct LaunchOptions {
-  // The job and this node's part in it, as far as flags tell. `job.run_id` is the user's; empty:
-  // none given. `master_addr` is empty (kRedis only) when the agent is to find this node's address.
-  // ddprun fills in `command`, `entrypoint`, `host`, `socket_interface`, `timer_file`, and for a
-  // job without a run id `job.run_id` and `job.fingerprint` later.
-  elastic::LaunchConfig config;
+  // The job. `run_id` is the user's; empty: none given.
+  elastic::JobSpec job;
+
+  // This node's part in the job, as in LaunchConfig.
+  int nproc_per_node = elastic::LaunchConfig::kDefaultNprocPerNode;
+  int node_rank = -1;
+  std::string master_addr = "127.0.0.1";  // empty (kRedis only): this node's address is to be found
+  int master_port = 0;
+  bool virtual_local_rank = false;
+  std::vector<int> signals_to_handle{elastic::LaunchConfig::kDefaultSignals.begin(),
+                                     elastic::LaunchConfig::kDefaultSignals.end()};
 
   std::string local_addr;  // address of this node; empty: found from the kernel
   RendezvousOptions rendezvous;

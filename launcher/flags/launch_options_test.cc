@@ -60,14 +60,14 @@ TEST(LaunchOptionsTest, Defaults) {
   const LaunchOptions options = Options({});
   elastic::JobSpec job;
   job.rules.heartbeat = job.rules.lease / 6;
-  EXPECT_TRUE(options.config.job == job);
+  EXPECT_TRUE(options.job == job);
   const elastic::LaunchConfig config;
-  EXPECT_EQ(options.config.nproc_per_node, config.nproc_per_node);
-  EXPECT_EQ(options.config.node_rank, config.node_rank);
-  EXPECT_EQ(options.config.master_addr, config.master_addr);
-  EXPECT_EQ(options.config.master_port, config.master_port);
-  EXPECT_EQ(options.config.virtual_local_rank, config.virtual_local_rank);
-  EXPECT_EQ(options.config.signals_to_handle, config.signals_to_handle);
+  EXPECT_EQ(options.nproc_per_node, config.nproc_per_node);
+  EXPECT_EQ(options.node_rank, config.node_rank);
+  EXPECT_EQ(options.master_addr, config.master_addr);
+  EXPECT_EQ(options.master_port, config.master_port);
+  EXPECT_EQ(options.virtual_local_rank, config.virtual_local_rank);
+  EXPECT_EQ(options.signals_to_handle, config.signals_to_handle);
   EXPECT_EQ(options.program_kind, ProgramKind::kByName);
   EXPECT_EQ(options.numa_binding, NumaBinding::kNone);
   EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
@@ -84,7 +84,7 @@ TEST(LaunchOptionsTest, Defaults) {
 TEST(LaunchOptionsTest, ProcessesPerNode) {
   const auto count = [](const std::string& text, const HostResources& host) {
     const auto options = Parse({{"nproc-per-node", text}}, host);
-    return options.ok() ? options->config.nproc_per_node : -1;
+    return options.ok() ? options->nproc_per_node : -1;
   };
   EXPECT_EQ(count("3", kHost), 3);
   EXPECT_EQ(count("cpu", kHost), 8);
@@ -101,7 +101,7 @@ TEST(LaunchOptionsTest, ProcessesPerNode) {
 TEST(LaunchOptionsTest, Nodes) {
   const auto nodes = [](const std::string& text) {
     const LaunchOptions options = Options({{"nnodes", text}, {"rdzv-endpoint", "h"}});
-    return std::pair(options.config.job.limits.min_nodes, options.config.job.limits.max_nodes);
+    return std::pair(options.job.limits.min_nodes, options.job.limits.max_nodes);
   };
   EXPECT_EQ(nodes("1"), std::pair(1, 1));
   EXPECT_EQ(nodes("3"), std::pair(3, 3));
@@ -122,11 +122,11 @@ TEST(LaunchOptionsTest, WithAnEndpointNodesMeetInRedis) {
   EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kRedis);
   EXPECT_EQ(options.rendezvous.endpoint, "host");
   EXPECT_EQ(options.rendezvous.default_port, 6379);
-  EXPECT_EQ(options.config.job.run_id, "digits");
-  EXPECT_EQ(options.config.node_rank, 1);
+  EXPECT_EQ(options.job.run_id, "digits");
+  EXPECT_EQ(options.node_rank, 1);
   EXPECT_EQ(options.local_addr, "10.0.0.7");
-  EXPECT_EQ(options.config.master_addr, "10.0.0.7");
-  EXPECT_EQ(options.config.master_port, 0);
+  EXPECT_EQ(options.master_addr, "10.0.0.7");
+  EXPECT_EQ(options.master_port, 0);
   EXPECT_THAT(options.notices, IsEmpty());
 }
 
@@ -152,7 +152,7 @@ TEST(LaunchOptionsTest, MasterFlagsWithAnEndpointAreLeftOutOfAccount) {
       {"rdzv-endpoint", "h"}, {"master-addr", "10.0.0.1"}, {"master-port", "2000"}};
   EXPECT_THAT(Options(given).notices,
               ElementsAre(HasSubstr("--master-addr: "), HasSubstr("--master-port: ")));
-  EXPECT_EQ(Options(given).config.master_port, 0);
+  EXPECT_EQ(Options(given).master_port, 0);
   // Operators of clusters set the variables everywhere: no notice is due.
   const auto options =
       Parse(given, kHost, {{"master-addr", "PET_MASTER_ADDR"}, {"master-port", "PET_MASTER_PORT"}});
@@ -164,20 +164,20 @@ TEST(LaunchOptionsTest, StaticRendezvous) {
   const LaunchOptions options = Options(
       {{"nnodes", "2"}, {"node-rank", "1"}, {"master-addr", "[fd00::7]"}, {"master-port", "2000"}});
   EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kStatic);
-  EXPECT_EQ(options.config.node_rank, 1);
-  EXPECT_EQ(options.config.master_addr, "fd00::7");
-  EXPECT_EQ(options.config.master_port, 2000);
+  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.master_addr, "fd00::7");
+  EXPECT_EQ(options.master_port, 2000);
   // Values that are not given are as in torchrun.
   const LaunchOptions first = Options({{"nnodes", "2"}, {"master-addr", "node-0"}});
-  EXPECT_EQ(first.config.node_rank, 0);
-  EXPECT_EQ(first.config.master_port, 29500);
-  EXPECT_EQ(Options({{"node-rank", "0"}}).config.master_addr, "127.0.0.1");
+  EXPECT_EQ(first.node_rank, 0);
+  EXPECT_EQ(first.master_port, 29500);
+  EXPECT_EQ(Options({{"node-rank", "0"}}).master_addr, "127.0.0.1");
   // torchrun has a second form for the same.
   const LaunchOptions endpoint =
       Options({{"nnodes", "2"}, {"rdzv-backend", "static"}, {"rdzv-endpoint", "node-0:3000"}});
   EXPECT_EQ(endpoint.rendezvous.kind, RendezvousKind::kStatic);
-  EXPECT_EQ(endpoint.config.master_addr, "node-0");
-  EXPECT_EQ(endpoint.config.master_port, 3000);
+  EXPECT_EQ(endpoint.master_addr, "node-0");
+  EXPECT_EQ(endpoint.master_port, 3000);
   EXPECT_THAT(Error({{"nnodes", "2"}, {"rdzv-backend", "static"}, {"rdzv-endpoint", "a\nb:1"}}),
               HasSubstr("--rdzv-endpoint=a?b:1: expected 1 to 300 printable characters"));
 }
@@ -185,7 +185,7 @@ TEST(LaunchOptionsTest, StaticRendezvous) {
 TEST(LaunchOptionsTest, ARankBeyondTheSeatsIsASpares) {
   const LaunchOptions options =
       Options({{"nnodes", "1:2"}, {"rdzv-endpoint", "h"}, {"node-rank", "2"}});
-  EXPECT_EQ(options.config.node_rank, -1);
+  EXPECT_EQ(options.node_rank, -1);
   EXPECT_THAT(options.notices, ElementsAre(AllOf(HasSubstr("--node-rank: "), HasSubstr("0 to 1"))));
 }
 
@@ -199,10 +199,10 @@ TEST(LaunchOptionsTest, VariablesOfAClusterDoNotReachAStandaloneJob) {
                               {"master-addr", "PET_MASTER_ADDR"},
                               {"master-port", "PET_MASTER_PORT"}});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->config.node_rank, -1);
-  EXPECT_EQ(options->config.master_addr, "127.0.0.1");
-  EXPECT_EQ(options->config.master_port, 0);
-  EXPECT_EQ(Options({{"standalone", "true"}, {"master-port", "2000"}}).config.master_port, 2000);
+  EXPECT_EQ(options->node_rank, -1);
+  EXPECT_EQ(options->master_addr, "127.0.0.1");
+  EXPECT_EQ(options->master_port, 0);
+  EXPECT_EQ(Options({{"standalone", "true"}, {"master-port", "2000"}}).master_port, 2000);
 }
 
 TEST(LaunchOptionsTest, AnEmptyVariableIsNotGiven) {
@@ -223,20 +223,20 @@ TEST(LaunchOptionsTest, StandaloneOverridesWhatSaysWhereNodesMeet) {
                                          {"rdzv-id", "x"}});
   EXPECT_EQ(options.rendezvous.kind, RendezvousKind::kPrivate);
   EXPECT_EQ(options.rendezvous.endpoint, "");
-  EXPECT_EQ(options.config.job.run_id, "");
-  EXPECT_EQ(options.config.job.limits.max_nodes, 1);
+  EXPECT_EQ(options.job.run_id, "");
+  EXPECT_EQ(options.job.limits.max_nodes, 1);
   EXPECT_THAT(options.notices, IsEmpty());
 }
 
 TEST(LaunchOptionsTest, TheIdThatTorchrunGivesByDefaultIsNone) {
-  EXPECT_EQ(Options({{"rdzv-endpoint", "h"}, {"rdzv-id", "none"}}).config.job.run_id, "");
+  EXPECT_EQ(Options({{"rdzv-endpoint", "h"}, {"rdzv-id", "none"}}).job.run_id, "");
 }
 
 TEST(LaunchOptionsTest, LeaseAndHeartbeat) {
   const auto lease = [](const Values& given) {
     const LaunchOptions options = Options(given);
-    return std::pair(absl::ToInt64Milliseconds(options.config.job.rules.lease),
-                     absl::ToInt64Milliseconds(options.config.job.rules.heartbeat));
+    return std::pair(absl::ToInt64Milliseconds(options.job.rules.lease),
+                     absl::ToInt64Milliseconds(options.job.rules.heartbeat));
   };
   EXPECT_EQ(lease({{"lease-ms", "1200"}}), std::pair(int64_t{1200}, int64_t{200}));
   EXPECT_EQ(lease({{"lease-ms", "1200"}, {"heartbeat-ms", "100"}}),
@@ -282,13 +282,13 @@ TEST(LaunchOptionsTest, EveryKeyOfRdzvConfArrives) {
                {"rdzv-conf",
                 "join_timeout=60,last_call_timeout=1,close_timeout=3,read_timeout=4,"
                 "heartbeat_timeout=2,is_host=0,store_type=file,rank=3"}});
-  EXPECT_EQ(options.config.job.times.rendezvous_timeout, absl::Seconds(60));
-  EXPECT_EQ(options.config.job.rules.last_call, absl::Seconds(1));
-  EXPECT_EQ(options.config.job.times.farewell_timeout, absl::Seconds(3));
+  EXPECT_EQ(options.job.times.rendezvous_timeout, absl::Seconds(60));
+  EXPECT_EQ(options.job.rules.last_call, absl::Seconds(1));
+  EXPECT_EQ(options.job.times.farewell_timeout, absl::Seconds(3));
   EXPECT_EQ(options.rendezvous.read_timeout, absl::Seconds(4));
   EXPECT_EQ(options.rendezvous.heartbeat_timeout, absl::Seconds(2));
   EXPECT_EQ(options.rendezvous.is_host, false);
-  EXPECT_EQ(options.config.node_rank, 3);
+  EXPECT_EQ(options.node_rank, 3);
   EXPECT_THAT(options.notices,
               ElementsAre(AllOf(HasSubstr("--rdzv-conf: "), HasSubstr("store_type"))));
 }
@@ -308,16 +308,16 @@ TEST(LaunchOptionsTest, FailuresAndWatching) {
                                          {"straggler-factor", "0"},
                                          {"metrics-port", "0"},
                                          {"event-log-handler", "console"}});
-  EXPECT_EQ(options.config.job.limits.max_restarts, 7);
-  EXPECT_EQ(options.config.job.rules.max_node_losses, 9);
-  EXPECT_EQ(options.config.job.rules.node_unit, 2);
-  EXPECT_EQ(options.config.job.rules.scale_up_delay, absl::Seconds(1.5));
-  EXPECT_EQ(options.config.job.rules.no_progress_limit, 0);
-  EXPECT_EQ(options.config.job.rules.quarantine_strikes, 5);
-  EXPECT_EQ(options.config.job.hangs.floor, absl::ZeroDuration());
+  EXPECT_EQ(options.job.limits.max_restarts, 7);
+  EXPECT_EQ(options.job.rules.max_node_losses, 9);
+  EXPECT_EQ(options.job.rules.node_unit, 2);
+  EXPECT_EQ(options.job.rules.scale_up_delay, absl::Seconds(1.5));
+  EXPECT_EQ(options.job.rules.no_progress_limit, 0);
+  EXPECT_EQ(options.job.rules.quarantine_strikes, 5);
+  EXPECT_EQ(options.job.hangs.floor, absl::ZeroDuration());
   EXPECT_EQ(options.exit_code, ExitCodeStyle::kWorker);
-  EXPECT_THAT(options.config.signals_to_handle, ElementsAre(SIGTERM, SIGUSR1, SIGUSR2));
-  EXPECT_EQ(options.config.job.stragglers.factor, 0);
+  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGUSR1, SIGUSR2));
+  EXPECT_EQ(options.job.stragglers.factor, 0);
   EXPECT_EQ(options.metrics_port, 0);
   EXPECT_TRUE(options.events_to_console);
   EXPECT_EQ(Options({{"exit-code", "reason"}}).exit_code, ExitCodeStyle::kReason);
@@ -368,7 +368,7 @@ TEST(LaunchOptionsTest, FiltersWithoutTeeAreSaidToMeanNothing) {
 
 TEST(LaunchOptionsTest, VirtualLocalRanksNeedADeviceEach) {
   const Values given = {{"virtual-local-rank", "true"}, {"nproc-per-node", "2"}};
-  EXPECT_TRUE(Options(given).config.virtual_local_rank);
+  EXPECT_TRUE(Options(given).virtual_local_rank);
   EXPECT_EQ(Error(given, {.cpus = 8, .gpus = 0, .named_devices = 2}), "no error");
   EXPECT_THAT(Error(given, {.cpus = 8, .gpus = 0, .named_devices = 1}),
               AllOf(HasSubstr("--virtual-local-rank"), HasSubstr("CUDA_VISIBLE_DEVICES names 1")));

@@ -25,7 +25,7 @@ absl::StatusOr<LocalAddress> OwnAddress(const LaunchOptions& options, const std:
   if (peer.empty()) {
     return LocalAddress{.address = kLoopback, .interface = "", .is_loopback = true};
   }
-  return LocalAddressTowards(peer, /*beyond_host=*/options.config.job.limits.max_nodes > 1);
+  return LocalAddressTowards(peer, /*beyond_host=*/options.job.limits.max_nodes > 1);
 }
 
 absl::StatusOr<MeetingPlace> MeetPrivately(const std::string& folder) {
@@ -45,8 +45,7 @@ absl::StatusOr<MeetingPlace> MeetAtEndpoint(const LaunchOptions& options,
   MeetingPlace place;
   place.endpoint = endpoint;
   const bool is_host = options.rendezvous.is_host.value_or(true);
-  if (is_host && options.config.job.limits.max_nodes == 1 &&
-      !options.config.job.fingerprint.empty()) {
+  if (is_host && options.job.limits.max_nodes == 1 && !options.job.fingerprint.empty()) {
     // Uses a private server: another ddprun must not depend on a server that ends with this one.
     DDP_ASSIGN_OR_RETURN(const bool nobody_serves,
                          WouldStartServer(endpoint, options.rendezvous.read_timeout));
@@ -64,9 +63,9 @@ absl::StatusOr<MeetingPlace> MeetAtEndpoint(const LaunchOptions& options,
 absl::StatusOr<MeetingPlace> MeetAtMaster(const LaunchOptions& options, const std::string& folder,
                                           EventLoop* event_loop) {
   StaticRendezvousOptions meeting;
-  meeting.node_rank = std::max(options.config.node_rank, 0);
-  meeting.master_addr = options.config.master_addr;
-  if (options.config.master_port != 0) meeting.master_port = options.config.master_port;
+  meeting.node_rank = std::max(options.node_rank, 0);
+  meeting.master_addr = options.master_addr;
+  if (options.master_port != 0) meeting.master_port = options.master_port;
   meeting.folder = folder;
   meeting.timeout = options.rendezvous.read_timeout;
   DDP_ASSIGN_OR_RETURN(StaticMeeting met, MeetStatically(meeting, event_loop));
@@ -76,7 +75,7 @@ absl::StatusOr<MeetingPlace> MeetAtMaster(const LaunchOptions& options, const st
   place.server = std::move(met.server);
   place.worker_store = std::move(met.worker_store);
   ExportCredentials(place.endpoint);
-  if (place.server != nullptr && options.config.job.limits.max_nodes > 1) {
+  if (place.server != nullptr && options.job.limits.max_nodes > 1) {
     Say(absl::StrCat(
         "this node, --node-rank=0, holds the rendezvous, ",
         met.has_users_password
@@ -105,7 +104,7 @@ absl::StatusOr<MeetingPlace> FindMeetingPlace(const LaunchOptions& options,
       place = MeetAtEndpoint(options, *given, folder);
       break;
     case RendezvousKind::kStatic:
-      peer = options.config.master_addr;
+      peer = options.master_addr;
       place = MeetAtMaster(options, folder, event_loop);
       break;
   }

@@ -42,8 +42,8 @@ elastic::JobEnd ClosedBecause(const std::string& host) {
 }  // namespace
 
 ServerShutdown DecideServerShutdown(const elastic::JobRecord& job, uint64_t own_generation,
-                        absl::Duration waited, absl::Duration lease,
-                        const elastic::AgentTimes& times) {
+                                    absl::Duration waited, absl::Duration lease,
+                                    const elastic::AgentTimes& times) {
   const int64_t live = LiveNodes(job);
   if (live == 0) return ServerShutdown::kEnd;
   const bool goes_on = job.state == "running" || job.state == "draining";
@@ -54,7 +54,8 @@ ServerShutdown DecideServerShutdown(const elastic::JobRecord& job, uint64_t own_
     const absl::Duration limit =
         job.state == "draining" ? times.StopLimit() : times.shutdown_timeout;
     if (waited >= limit + TimeToHear(lease)) return ServerShutdown::kClose;
-    return job.state == "forming" && live < job.min_nodes ? ServerShutdown::kClose : ServerShutdown::kWait;
+    return job.state == "forming" && live < job.min_nodes ? ServerShutdown::kClose
+                                                          : ServerShutdown::kWait;
   }
   // The others learn that the job has ended; or they continue to work, and this node is done.
   return waited >= TimeToHear(lease) ? ServerShutdown::kEnd : ServerShutdown::kWait;
@@ -74,8 +75,9 @@ namespace {
 // Reads the job again and again until this node may end, and closes it if the others are too few.
 class OrderlyShutdown {
  public:
-  OrderlyShutdown(const ServerShutdownOptions& options, EventLoop* event_loop, elastic::Rendezvous* rendezvous,
-          const Clock& clock, store::RedisConnection* connection)
+  OrderlyShutdown(const ServerShutdownOptions& options, EventLoop* event_loop,
+                  elastic::Rendezvous* rendezvous, const Clock& clock,
+                  store::RedisConnection* connection)
       : options_(options),
         event_loop_(*event_loop),
         rendezvous_(*rendezvous),
@@ -111,7 +113,7 @@ class OrderlyShutdown {
     const bool hurries = hurried_ || clock_.Now() >= options_.end_by;
     const absl::Duration waited = hurries ? absl::InfiniteDuration() : clock_.Now() - start_;
     switch (DecideServerShutdown(*job, options_.own_generation, waited, options_.job.rules.lease,
-                           options_.job.times)) {
+                                 options_.job.times)) {
       case ServerShutdown::kEnd:
         return event_loop_.Stop();
       case ServerShutdown::kWait:

@@ -28,14 +28,15 @@ enum class ServerShutdown { kEnd, kWait, kClose };
 // `times` are this node's: those of others are unknown. `job` is without this node.
 // Pure.
 ServerShutdown DecideServerShutdown(const elastic::JobRecord& job, uint64_t own_generation,
-                        absl::Duration waited, absl::Duration lease,
-                        const elastic::AgentTimes& times);
+                                    absl::Duration waited, absl::Duration lease,
+                                    const elastic::AgentTimes& times);
 
 // Returns the pause before the next look at a job of so many nodes. Each look costs the server work
 // per node, and nodes that are still ending need the server too.
 absl::Duration PauseBetweenLooks(int64_t nodes);
 
-// Returns the time by which a node that was signalled then must not wait for others any more: the rest of
+// Returns the time by which a node that was signalled then must not wait for others any more: the
+// rest of
 // --termination-grace is for its report. absl::InfiniteFuture(): the grace is not known, or no
 // signal has come. Pure.
 absl::Time ServerShutdownDeadline(absl::Time signalled_at, const elastic::AgentTimes& times);

@@ -44,7 +44,8 @@ TEST(ServerShutdownTest, OthersInAGenerationOfTheirOwnNeedNoStore) {
 TEST(ServerShutdownTest, WhoeverDrainsIsWaitedForAsLongAsItMayTake) {
   EXPECT_EQ(Decide(Job("draining", 1)), ServerShutdown::kWait);
   EXPECT_EQ(Decide(Job("draining", 1), kShutdownTimeout), ServerShutdown::kWait);
-  EXPECT_EQ(Decide(Job("draining", 1), 10 * kShutdownTimeout), ServerShutdown::kWait);  // a long save
+  EXPECT_EQ(Decide(Job("draining", 1), 10 * kShutdownTimeout),
+            ServerShutdown::kWait);  // a long save
   EXPECT_EQ(Decide(Job("draining", 1), 10 * kShutdownTimeout + 2 * kLease), ServerShutdown::kClose);
 }
 
