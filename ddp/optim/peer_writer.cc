@@ -10,14 +10,13 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 #include "ddp/comm/arena/arena.h"
 #include "ddp/comm/collective.h"
 #include "ddp/comm/communicator.h"
 #include "ddp/comm/engine_backend/engine_backend.h"
 #include "ddp/comm/shared_memory/registered_memory.h"
+#include "ddp/common/keep_forever.h"
 #include "ddp/common/logging.h"
 #include "ddp/process_group.h"
 
@@ -184,25 +183,17 @@ void PeerWriter::Abandon(const std::vector<c10::Storage>& in_use) {
 
 // A stopped peer may go on at any time, and write into the arena: nothing may use the memory again.
 void PeerWriter::LeaveArena(const std::vector<c10::Storage>& in_use) {
-  struct Kept {
-    Mutex mutex;
-    std::vector<at::Tensor> marks ABSL_GUARDED_BY(mutex);
-    std::vector<at::DataPtr> memory ABSL_GUARDED_BY(mutex);
-    std::vector<c10::Storage> storages ABSL_GUARDED_BY(mutex);
-  };
-  static auto* const kept = new Kept;
-  const MutexLock lock(kept->mutex);
-  kept->marks.push_back(std::move(mark_));
+  KeepForever(std::move(mark_));
   for (const at::Tensor& tensor : parameters_.tensors()) {
     const c10::Storage& storage = tensor.storage();
     if (PlaceOf(storage.data(), storage.nbytes()) < 0) continue;
     at::DataPtr data = c10::GetDefaultCPUAllocator()->allocate(storage.nbytes());
     std::memcpy(data.get(), storage.data(), storage.nbytes());
-    kept->memory.push_back(storage.set_data_ptr(std::move(data)));
+    KeepForever(storage.set_data_ptr(std::move(data)));
   }
   // Parameters may have got other memory since the transfers began.
   for (const c10::Storage& storage : in_use) {
-    if (PlaceOf(storage.data(), storage.nbytes()) >= 0) kept->storages.push_back(storage);
+    if (PlaceOf(storage.data(), storage.nbytes()) >= 0) KeepForever(storage);
   }
 }
 

@@ -44,6 +44,7 @@
 #include "ddp/comm/reports/renewal.h"
 #include "ddp/comm/work_future.h"
 #include "ddp/common/error.h"
+#include "ddp/common/keep_forever.h"
 #include "ddp/common/membership.h"
 #include "ddp/common/name_list.h"
 #include "ddp/common/worker_environment.h"
@@ -224,13 +225,6 @@ ProcessGroup::Place PlaceFrom(const WorkerEnvironment& env,
   return place;
 }
 
-// Keeps `parts` until the process ends. Reachable, so that a leak check does not report them.
-template <typename... Parts>
-void KeepForever(Parts... parts) {
-  static auto* const kept = new std::vector<std::tuple<Parts...>>;
-  kept->emplace_back(std::move(parts)...);
-}
-
 Work MakeWork(const std::shared_ptr<Communicator>& communicator, int rank,
               Communicator::Pending pending, const PreparedCollective& prepared) {
   auto state = std::make_shared<Work::State>();
@@ -344,7 +338,7 @@ ProcessGroup::~ProcessGroup() {
   // An end of the group in the child would tell the peers that the parent has left, and would wait
   // for threads that do not exist. So the child neither ends nor writes anything.
   if (now_->process != ::getpid()) {
-    KeepForever(store_, control_, factory_, std::move(monitor_), std::move(now_));
+    KeepForever(std::tuple(store_, control_, factory_, std::move(monitor_), std::move(now_)));
     return;
   }
   if (std::uncaught_exceptions() > exceptions_at_start_) {

@@ -36,6 +36,7 @@
 #include "ddp/comm/meeting/c10d_group_store.h"
 #include "ddp/comm/shared_memory/registered_memory.h"
 #include "ddp/comm/shared_memory/tensor_reduction.h"
+#include "ddp/common/keep_forever.h"
 #include "ddp/common/logging.h"
 
 namespace ddp::internal {
@@ -51,10 +52,8 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // Leaves a group that the backend is no longer a part of.
 void Leave(const EnginePtr& engine) {
   // A forked child has none of the threads that the destructors join.
-  static auto* const kept = new std::vector<EnginePtr>;
   if (engine->group()->in_forked_child()) {
-    kept->push_back(engine);
-    return;
+    return KeepForever(engine);
   }
   const auto leave = [engine] { engine->Leave(); };
   // A continuation that ran on such a thread may have held the last reference.

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "ddp/comm/host_group/host_group.h"
+#include "ddp/common/keep_forever.h"
 #include "ddp/common/logging.h"
 #include "ddp/reducer/arena/arena_allocator.h"
 #include "ddp/reducer/arena/gradient_block.h"
@@ -204,9 +205,8 @@ void InPlaceReduction::OnBackward(bool begins) {
 void InPlaceReduction::Abandon() {
   if (channel_ == nullptr || channel_->Abandon()) return;
   // A stopped rank may go on at any time.
-  static auto* const kept = new std::vector<std::pair<at::Tensor, c10::Storage>>();
   for (Slot& slot : slots_) {
-    if (slot.memory.defined()) kept->emplace_back(slot.memory, slot.storage);
+    if (slot.memory.defined()) KeepForever(std::pair(slot.memory, slot.storage));
   }
 }
 
