@@ -150,6 +150,8 @@ absl::StatusOr<std::vector<RedisReply>> RedisCaller::Call(Request request) {
 
 absl::Time RedisCaller::DeadlineOf(const RedisCallOptions& call, absl::Time start) {
   const MutexLock lock(mutex_);
+  // After a long silence nobody knows whether the server has been away all the time.
+  if (start - last_failure_ > call.total_timeout) away_since_ = absl::InfiniteFuture();
   const absl::Time least = start + std::min(call.total_timeout, kLeastWait);
   return std::max(least, std::min(start, away_since_) + call.total_timeout);
 }
@@ -160,6 +162,7 @@ void RedisCaller::NoteAttempt(absl::Time begun, const absl::Status& result) {
     away_since_ = absl::InfiniteFuture();
   } else if (absl::IsUnavailable(result)) {
     away_since_ = std::min(away_since_, begun);
+    last_failure_ = clock_.Now();
   }
 }
 

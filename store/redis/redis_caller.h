@@ -34,7 +34,7 @@ struct RedisConnectionOptions {
   // Limit of one method call, with all reconnects, repeats and pauses. Zero: a single attempt.
   // While the server is away, the limit counts from the first call that found it so: a call that
   // comes later has what is left of its limit, a second at least. So ten calls in a row do not wait
-  // for a dead server ten times.
+  // for a dead server ten times. A call that comes its limit after the last failure has all of it.
   absl::Duration total_timeout = absl::Seconds(30);
 
   // The pause before the n-th repeat is drawn evenly from [0, min(max, initial * 2^n)]. So the
@@ -158,6 +158,7 @@ class RedisCaller {
   Mutex mutex_;
   // The begin of the first attempt that has failed since the last reply.
   absl::Time away_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  absl::Time last_failure_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // its end
 };
 
 }  // namespace ddp::store

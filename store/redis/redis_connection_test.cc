@@ -461,5 +461,13 @@ TEST(RedisCallerTest, ALimitThatIsOverLeavesASecond) {
   EXPECT_GE(caller.deadline, now + absl::Seconds(1));
 }
 
+TEST(RedisCallerTest, AfterASilenceLongerThanTheLimitTheWholeLimitCounts) {
+  Caller caller;
+  caller.away = true;
+  EXPECT_FALSE(caller.Command({"GET", "a"}, Within(kShort)).ok());
+  const absl::Status later = caller.Command({"GET", "a"}, Within(absl::Nanoseconds(1))).status();
+  EXPECT_THAT(std::string(later.message()), Not(HasSubstr("away for")));
+}
+
 }  // namespace
 }  // namespace ddp::store
