@@ -16,6 +16,58 @@
 namespace ddp::elastic {
 namespace {
 
+// The states of a node, Phase, and what moves it:
+//
+//                    round              all workers succeeded                 job ended
+//   +---------+ ---------------> +---------+ -----------------> +------------+ --------+
+//   | joining |                  | running |                    | completing |         |
+//   +---------+ <--------+       +---------+                    +------------+         |
+//     |     ^            |         |     | drain                    | generation over  |
+//     |     |   all have |  fault  |     v                          v                  |
+//     |     |   ended    |         |   +----------+              (joining)             |
+//     |     |            |         |   | draining |                                    |
+//     |     +------------|---------|-- +----------+ all have ended                     |
+//     |                  |         v     | fault                                       |
+//     |              +----------+ <------+                                             |
+//     |              | stopping | ----> the job has ended, or cannot go on ----------> |
+//     |              +----------+                                                      v
+//     |                  |   signal                                              +---------+
+//     |                  v                                                       | leaving |
+//     |           +---------------+   all have ended                             +---------+
+//     |           | shutting down | ------------------------------------------------> |
+//     |           +---------------+ <-- signal in running, draining                    v
+//     +--- signal, or no round -----------------------> (leaving)             (finished)
+//
+// stopping: a worker failed or hangs, or the generation is over for another reason. The workers
+// have got SIGTERM, and get SIGKILL after `fault_grace`. A failure is reported at once, so the
+// verdict arrives while the workers end. A hanging worker is reported after its end or after
+// SIGKILL, because only then is its exit status known. An evicted node's workers get SIGKILL at
+// once.
+//
+// draining: members are about to change. The workers stop at one common step where they can, within
+// `shutdown_timeout`, or twice the longest step if that is longer. Each progress of a worker gives
+// them that time anew, up to AgentTimes::StopLimit().
+//
+// shutting down: a user's signal stops the workers in the same way, the other nodes are asked to
+// drain, and then the agent ends. A known `termination_grace` bounds the time of the workers in
+// place of the rule above. A second SIGINT or SIGTERM kills at once. The agent also shuts down when
+// the program cannot be started (SIGKILL at once) or the store is lost for too long.
+//
+// When the generation ends in draining or shutting down, the workers get at most `fault_grace`.
+//
+// Loss of the store changes nothing until `store_outage_timeout` has passed, and while workers make
+// steps it changes nothing at all. Exception: a node that waits in completing leaves after
+// kCompletedOutage.
+//
+// "All have ended" includes descendants: processes that workers left behind are killed first,
+// within `kill_timeout`. Until then events are handled as if the last worker still ran. A user's
+// signal ends the wait.
+//
+// The keeper is the process that the user started. Its end also ends this process, and takes
+// precedence over the end of a worker: no failure is reported any more, so the node counts as lost.
+// In a job of several nodes, a report that is at most 50 ms old is taken back: it is assumed to
+// have the same cause.
+
 // Returns true when another try would fail in the same way: no machine could start the program, or
 // this system refuses what a worker needs.
 bool IsForGood(const absl::Status& status) {

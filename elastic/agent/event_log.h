@@ -19,25 +19,9 @@ namespace ddp::elastic {
 // dashboards, tests. docs/watching.md explains every event and every field. ddprun owns the log.
 //
 // Each line is one object with `event`, `monotonic_ns` (CLOCK_MONOTONIC), `unix_time` (seconds),
-// `run_id`, `generation`, and the node's `host` and `role`. Unless the list says otherwise,
+// `run_id`, `generation`, and the node's `host` and `role`. Unless the page says otherwise,
 // `generation` is the last one that this node took part in. `group_rank` is there once the node has
-// one. Further fields by event:
-//
-//   joining             nodes_min, nodes_max, nproc
-//   joined              nonce, nodes, world_size, first_rank, nproc, restarts: `generation` is new
-//   generation_started  ranks, pids: all workers of this node were started
-//   first_step          rank, step: `monotonic_ns` is the worker's own stamp at the step's end
-//   worker_exited       rank, pid, exit_code | signal: every end, good or bad, requested or not
-//   hang                rank, phase, stalled_s, longest_step_s, waits_for_peers
-//   straggler           rank, phase, factor
-//   generation_over     reason: another node failed or was lost
-//   drain               reason, stop_at_step: membership is about to change
-//   evicted             reason: the job goes on without this node
-//   restart             restart, max_restarts, reason: charged; `generation` is the new one
-//   store_out_of_reach  reason
-//   store_back          outage_s
-//   signal              signal: sent to ddprun
-//   job_finished        exit_code, reason: the last line
+// one. Each method below is one event, and writes that event's further fields.
 //
 // The file is opened for appending, and each line is one write(), so lines of several writers do
 // not mix. A failed write is reported to the user once; it ends the file, not the job. With a

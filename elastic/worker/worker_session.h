@@ -16,12 +16,7 @@ class HealthPage;
 //   WorkerSession session = WorkerSession::from_environment();
 //   ... restore the newest checkpoint ...
 //   while (auto batch = sampler.next_batch()) {
-//     {
-//       auto phase = session.phase(Phase::kForward);
-//       loss = model.forward(batch);
-//     }
-//     ...
-//     optimizer.step();
+//     ... forward, backward, optimizer.step() ...
 //     session.commit(++step);  // the optimizer step `step` is done on this rank
 //     if (session.should_stop()) {
 //       checkpointer.save(state);

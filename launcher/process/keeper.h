@@ -30,12 +30,9 @@ namespace ddp::launcher {
 // In both cases the survivor also removes the two folders below. It keeps the folder of logs when
 // that folder holds the workers' output, and prints a line that names it.
 //
-// While the agent lives, the keeper reaps its other children when they end: children that its
-// process had before, and their orphans. A keeper that is the first process of a container also
-// reaps all orphans of the container.
-//
-// The agent has a session of its own and the process name "ddp-agent". Neither a signal to the
-// terminal's process group nor a kill by name reaches both.
+// While the agent lives, the keeper reaps its other children when they end; as the first process of
+// a container, all orphans. The agent has a session of its own and the process name "ddp-agent":
+// neither a signal to the terminal's process group nor a kill by name reaches both.
 //
 // Ctrl-Z (SIGTSTP): the keeper stops itself once it has told the agent, which then stops the
 // workers and stays alive. When the keeper continues, it sends SIGCONT to the agent.
