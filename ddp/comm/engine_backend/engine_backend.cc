@@ -52,9 +52,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // Leaves a group that the backend is no longer a part of.
 void Leave(const EnginePtr& engine) {
   // A forked child has none of the threads that the destructors join.
-  if (engine->group()->in_forked_child()) {
-    return KeepForever(engine);
-  }
+  if (engine->group()->in_forked_child()) return KeepForever(engine);
   const auto leave = [engine] { engine->Leave(); };
   // A continuation that ran on such a thread may have held the last reference.
   if (!engine->MustNotLeave()) return leave();
@@ -62,7 +60,7 @@ void Leave(const EnginePtr& engine) {
     std::thread(leave).detach();
   } catch (const std::exception& error) {  // the group ends with the process
     LOG(ERROR) << "a group cannot end without a thread: " << error.what();
-    kept->push_back(engine);
+    KeepForever(engine);
   }
 }
 
