@@ -10,7 +10,6 @@
 #include <utility>
 
 #include <torch/csrc/distributed/autograd/context/container.h>
-#include <torch/csrc/distributed/autograd/context/context.h>
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
 #include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
@@ -19,14 +18,10 @@
 #include <torch/csrc/jit/frontend/script_type_parser.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/broken_pipes.h"
-#include "base/environment.h"
-#include "base/process/cpu_quota.h"
 #include "ddp/comm/meeting/c10d_group_store.h"
 #include "ddp/comm/reports/failure_monitor.h"
 #include "ddp/common/error.h"
@@ -41,6 +36,7 @@
 #include "ddp/rpc/first_meeting.h"
 #include "ddp/rpc/graph_walk.h"
 #include "ddp/rpc/meeting_point.h"
+#include "ddp/rpc/own_transports.h"
 #include "ddp/rpc/request_callback.h"
 
 namespace ddp::rpc::internal {
@@ -70,18 +66,6 @@ const GraphWalk::Node* NodeOf(const std::vector<c10::IValue>& arguments) {
 }
 
 float Seconds(std::chrono::milliseconds time) { return std::chrono::duration<float>(time).count(); }
-
-// Returns the transports of TensorPipe that this worker offers; nullopt: all. Its shared memory is
-// polled by a thread that never sleeps. Where a worker has no core for it besides its own, that
-// thread takes the time of the program: three workers on two cores were nine times as slow. Two
-// workers use the fastest transport that both offer, so each decides for itself.
-std::optional<std::vector<std::string>> Transports(int world_size) {
-  int on_host = 0;
-  const std::string local = EnvironmentVariable("LOCAL_WORLD_SIZE").value_or("");
-  if (!absl::SimpleAtoi(local, &on_host) || on_host < 1) on_host = world_size;
-  if (UsableCores() / 2 >= on_host) return std::nullopt;
-  return std::vector<std::string>{"uv"};
-}
 
 std::shared_ptr<Transport>& Current() {
   static std::shared_ptr<Transport> current;
@@ -183,7 +167,7 @@ std::shared_ptr<libtorch::RpcAgent> Transport::MakeAgent(
   } else {
     agent = std::make_shared<EndingAgent<libtorch::TensorPipeAgent>>(
         sends_, fault, store, name_, id, options_.world_size,
-        libtorch::TensorPipeRpcBackendOptions(options_.threads, Transports(options_.world_size),
+        libtorch::TensorPipeRpcBackendOptions(options_.threads, OwnTransports(options_.world_size),
                                               std::nullopt, timeout, ""),
         std::unordered_map<std::string, libtorch::DeviceMap>{}, std::vector<c10::Device>{},
         callback());
