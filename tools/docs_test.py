@@ -19,7 +19,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import oracle  # noqa: E402  (found beside this file)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDERS = ("base", "ddp", "elastic", "launcher", "store")
+FOLDERS = ("base", "ddp", "elastic", "launcher", "store", "train")
 
 
 def read(path):

@@ -27,7 +27,7 @@ import oracle  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONSUMER = "testing/consumer"
-ORACLE_TESTS = ["//testing/oracle:golden_test", "//testing/oracle:graph_cut_test"]
+ORACLE_TESTS = [f"//testing/oracle:{name}_test" for name in ("golden", "graph_cut", "schedule")]
 # Another Bazel, or one with startup options: BAZEL="bazel --output_base=..." tools/test.
 BAZEL = shlex.split(os.environ.get("BAZEL", "bazel"))
 # How much of the log of a test that died is shown.

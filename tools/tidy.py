@@ -387,7 +387,7 @@ def flags_in_main(files):
 # A layer with public targets -> the layers that may include its headers, besides itself and, for
 # tests, testing/. What is not public is guarded by visibility: see the groups in BUILD.bazel.
 PUBLIC_LAYERS = {
-    "ddp": ["elastic/checkpoint", "elastic/data", "elastic/training", "elastic/worker"],
+    "ddp": ["elastic/checkpoint", "elastic/data", "elastic/training", "elastic/worker", "train"],
     "elastic/checkpoint": ["elastic/training"],
     "elastic/data": ["elastic/checkpoint", "elastic/training"],
     "elastic/health": ["elastic/agent", "elastic/job", "elastic/worker", "launcher"],
@@ -396,6 +396,7 @@ PUBLIC_LAYERS = {
     "store/redis_store": ["ddp", "elastic/agent", "elastic/checkpoint", "elastic/data",
                           "elastic/health", "elastic/rendezvous", "elastic/training",
                           "elastic/worker", "launcher", "store"],
+    "train": [],
 }
 FOR_ALL = ("testing", "tools", "examples")
 TORCH_FREE = ("base/", "ddp/comm/arena/", "ddp/comm/check/", "ddp/comm/host_group/",
@@ -532,6 +533,8 @@ ROOMS = {
     "testing/simulator/redis": "a Redis in memory that runs our scripts",
     "tools/bench": "benchmarks",
     "tools/precompiled": "the headers that tests take precompiled, and the rule for that",
+    "train/optim": "optimizers that LibTorch lacks, and what schedulers change of one",
+    "train/schedulers": "learning rates over the steps of a training",
 }
 # Folder -> the only C++ files that it may hold itself. Other files belong into a folder below it.
 ROOM_HOLDS = {"launcher": ("main.cc", "job.h", "job.cc")}

@@ -5,7 +5,8 @@
     generate.py --out golden --golden    # as committed: gradients of the first step only
 
 Writes models.safetensors (what both sides start from), results_N.safetensors and facts_N.json for N
-ranks, rpc.safetensors, and graph_cuts.json (see README.md). Needs torch 2.15.0 and numpy.
+ranks, rpc.safetensors, graph_cuts.json and schedules.safetensors: see README.md. Needs torch 2.15.0
+and numpy.
 One thread per rank, so that a second run gives the same bytes.
 """
 
@@ -30,6 +31,7 @@ import graph_cuts  # noqa: E402  (found beside this file)
 import models  # noqa: E402
 import rpc_run  # noqa: E402
 import safetensors_file  # noqa: E402
+import schedules  # noqa: E402
 
 PYTORCH = "2.15.0"
 LEARNING_RATE = 0.1
@@ -264,6 +266,7 @@ def main(argv):
         multiprocessing.spawn(rpc_run.run_rank, (folder,), nprocs=3)
         safetensors_file.save(os.path.join(options.out, "rpc.safetensors"), rpc_run.merge(folder))
         multiprocessing.spawn(write_cuts, (folder, options.out))
+    schedules.write(options.out)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,13 @@ import struct
 import numpy
 import torch
 
-_DTYPES = {"F32": torch.float32, "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
