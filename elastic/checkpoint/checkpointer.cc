@@ -4,6 +4,7 @@
 #include "elastic/checkpoint/checkpointer.h"
 
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -35,6 +36,7 @@
 #include "elastic/checkpoint/folder/checkpoint_owner.h"
 #include "elastic/checkpoint/folder/checkpoint_storage.h"
 #include "elastic/checkpoint/folder/rendezvous_check.h"
+#include "elastic/checkpoint/folder/retention_sweep.h"
 #include "elastic/checkpoint/folder/work_folder.h"
 #include "elastic/checkpoint/format/content_hash.h"
 #include "elastic/checkpoint/group/agree_on.h"
@@ -246,6 +248,7 @@ class Checkpointer::Impl {
         file_system_(
             &posix_, [this] { OnProgress(); }, &stall_watch_),
         storage_(&file_system_, options_.folder, Asking(rendezvous_, &store_is_away_)),
+        retention_sweep_(&storage_, options_.retention),
         backoff_({.first = absl::FromChrono(options_.retry_pause),
                   .max = absl::FromChrono(options_.retry_pause_max)}) {}
 
@@ -292,7 +295,8 @@ class Checkpointer::Impl {
   StallWatch stall_watch_;
   ProgressFileSystem file_system_;
   CheckpointStorage storage_;
-  SaveBackoff backoff_;  // without Options::gather only rank 0's is used
+  RetentionSweep retention_sweep_;  // of rank 0
+  SaveBackoff backoff_;             // without Options::gather only rank 0's is used
   SaveStats stats_;
 };
 
@@ -315,6 +319,7 @@ absl::StatusOr<CheckpointContents> Checkpointer::Impl::Collect(
   description.generation_nonce = owner_.nonce;
   description.torch_version = TORCH_VERSION;
   description.saved_unix_seconds = absl::ToUnixSeconds(absl::Now());
+  if (state.metric.has_value() && std::isfinite(*state.metric)) description.metric = state.metric;
   if (state.sampler != nullptr) description.sampler = state.sampler->state();
   DDP_ASSIGN_OR_RETURN(contents.parameters, ViewsOf(model.parameters, keep));
   DDP_ASSIGN_OR_RETURN(contents.buffers, ViewsOf(model.buffers, keep));
@@ -390,14 +395,15 @@ absl::StatusOr<std::string> Checkpointer::Impl::TrySave(const TrainingState& sta
     if (reached.ok()) group_ = store_group_.get();
   }
   std::vector<at::Tensor> keep;
-  const SaveOptions options = {.owner = owner_,
-                               .hold_back =
-                                   [this, urgency] {
-                                     if (urgency == Urgency::kLast || backoff_.MayTry(Now()))
-                                       return absl::OkStatus();
-                                     return absl::CancelledError(kHeldBack);
-                                   },
-                               .folder_is_shared = stats_.saved > 0};
+  const SaveOptions options = {
+      .owner = owner_,
+      .hold_back =
+          [this, urgency] {
+            if (urgency == Urgency::kLast || backoff_.MayTry(Now())) return absl::OkStatus();
+            return absl::CancelledError(kHeldBack);
+          },
+      .folder_is_shared = stats_.saved > 0,
+      .after_commit = [this](const CheckpointId& id) { retention_sweep_.AfterCommit(owner_, id); }};
   const PlainState plain = PlainState::WithForms(state);
   absl::StatusOr<CheckpointContents> contents = absl::InternalError("nothing collected");
   try {
@@ -625,6 +631,12 @@ Checkpointer::Checkpointer(Options options) {
           "the time before a warning of a stall must be positive");
   require(options.retry_pause.count() >= 0 && options.retry_pause_max >= options.retry_pause,
           "the pauses between tries must not be negative, nor the longest below the first");
+  const RetentionPolicy& keeps = options.retention;
+  require(keeps.keep_last >= 1,
+          "retention.keep_last must be at least 1; RetentionPolicy::kAll "
+          "keeps every checkpoint");
+  require(keeps.keep_every >= 0 && keeps.keep_best >= 0,
+          "retention.keep_every and keep_best must not be negative");
   impl_ = std::make_unique<Impl>(std::move(options));
 }
 

@@ -12,6 +12,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "elastic/checkpoint/retention_policy.h"
+
 namespace torch::nn {
 class Module;
 }  // namespace torch::nn
@@ -61,6 +63,11 @@ struct TrainingState {
 
   int64_t step = 0;   // optimizer steps done, over all epochs
   int64_t epoch = 0;  // the epoch that `step` belongs to
+
+  // The value by which RetentionPolicy::keep_best compares checkpoints, such as the loss on the
+  // validation data. Unset, or not a finite number: the checkpoint is not among the best. Rank 0's
+  // value counts.
+  std::optional<double> metric = std::nullopt;
 
   // Names of the parameters of each gradient bucket. The rounding of sums over more than two ranks
   // depends on the buckets, so a run that continues should use the same ones. Empty: not saved.
@@ -121,6 +128,14 @@ struct RestoredCheckpoint {
 // job's save throws. A save removes only entries that a save has made: links and other files stay.
 // A save follows no link below the folder; the folder itself may be a link.
 //
+// Retention. After each commit rank 0 removes older checkpoints of the same run, by default all but
+// the last 3 (Options::retention). The first removal logs one line with the option. Never removed:
+// the checkpoint that was just saved, one of a higher step or of another run, one that restore()
+// of any process reads at that moment, and one that holds foreign entries. A removed checkpoint
+// loses its name first, durably, so a process that dies in between leaves no half of one; the next
+// save removes the rest. A program that reads the files without restore() needs a copy, or a
+// policy under which they stay.
+//
 // Restoring. restore() loads the checkpoint of the highest (step, generation).
 // - A generation that follows another one first claims the folder (Options::claim_in_restore).
 // - A checkpoint that is damaged for a rank, or lacks a file for every rank, is passed over and
@@ -172,6 +187,9 @@ class Checkpointer {
     // The pause after the first failure. It doubles with each further one.
     std::chrono::milliseconds retry_pause = std::chrono::seconds(1);
     std::chrono::milliseconds retry_pause_max = std::chrono::minutes(5);
+
+    // The checkpoints of this run that stay. Rank 0's counts.
+    RetentionPolicy retention = {};
 
     OptimizerOptions optimizer_options = OptimizerOptions::kFromCheckpoint;
 

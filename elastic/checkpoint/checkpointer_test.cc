@@ -2,6 +2,7 @@
 // comes back. The tests in save_load/ cover faults of the disk and between ranks.
 #include "elastic/checkpoint/checkpointer.h"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -136,6 +137,25 @@ TEST_F(CheckpointerTest, DamagedNewestIsPassedOverWithTheReason) {
   EXPECT_THAT(restored->passed_over,
               ElementsAre(AllOf(HasSubstr(newest), HasSubstr("is damaged"))));
   ExpectEqual(trainer.Values(), at_one);
+}
+
+TEST_F(CheckpointerTest, TheLastOnesAndTheBestStay) {
+  Trainer trainer(Sgd());
+  Checkpointer::Options options = Options();
+  options.retention = {.keep_last = 2, .keep_best = 1};
+  Checkpointer checkpointer(options);
+  // The loss of step 2 is the lowest. That of step 3 is not a number.
+  for (const double loss : {0.5, 0.1, std::nan(""), 0.3, 0.4}) {
+    trainer.Train(1);
+    trainer.state.metric = loss;
+    checkpointer.save(trainer.state);
+  }
+  EXPECT_THAT(NamesIn(folder_), ::testing::UnorderedElementsAre(".owner", "step-000000000002.g0001",
+                                                                "step-000000000005.g0001",
+                                                                "step-000000000006.g0001"));
+  EXPECT_EQ(checkpointer.restore(trainer.state)->step, 5);
+  options.retention.keep_last = 0;
+  EXPECT_THROW(Checkpointer{options}, CheckpointError);
 }
 
 TEST_F(CheckpointerTest, NothingReadableIsAnErrorAndNotAFreshStart) {

@@ -206,6 +206,7 @@ class Training::Impl {
     return static_cast<int64_t>(sum.item<double>());
   }
 
+  void SetCheckpointMetric(std::optional<double> metric) { state_.metric = metric; }
   bool epoch_complete() const { return epoch_complete_; }
   int64_t steps() const { return state_.step; }
   int64_t epoch() const { return sampler_.epoch(); }
@@ -239,6 +240,7 @@ class Training::Impl {
         Checkpointer::options_for(session_, group_->store(), options_.checkpoint_folder);
     checkpoints.on_error = options_.on_checkpoint_error;
     checkpoints.optimizer_options = options_.optimizer_options;
+    checkpoints.retention = options_.retention;
     checkpoints.claim_in_restore = true;
     checkpoints.gather = [this](const std::string& mine) { return Gather(mine); };
     // Under torchrun each agent counts restarts by itself, so the ranks' counts may differ. Their
@@ -344,6 +346,9 @@ at::Tensor Training::scaled(const at::Tensor& loss, std::optional<int64_t> sampl
   return impl_->Scaled(loss, samples);
 }
 void Training::commit() { impl_->Commit(); }
+void Training::set_checkpoint_metric(std::optional<double> metric) {
+  impl_->SetCheckpointMetric(metric);
+}
 bool Training::epoch_complete() const { return impl_->epoch_complete(); }
 double Training::mean_loss() { return impl_->MeanLoss(); }
 int64_t Training::steps() const { return impl_->steps(); }

@@ -95,6 +95,9 @@ class Training {
     // Steps between two checkpoints, >= 0. 0: a checkpoint only after the last step and when the
     // agent asks the generation to end.
     int64_t checkpoint_every = 100;
+    // The checkpoints of this run that stay on disk: by default the last 3. Rank 0 logs one line
+    // when the first one is removed.
+    RetentionPolicy retention = {};
     // The checkpoints in the folder from which a new job continues. All others are an error, so
     // that a job never loads another job's weights unnoticed. A restart within a job always
     // continues from the job's own.
@@ -160,6 +163,11 @@ class Training {
   // Records that the optimizer's step on the batch is done, here and with the agent. Throws
   // std::logic_error when there is no batch.
   void commit();
+
+  // Sets the value of the checkpoints that are saved from now on, by which
+  // RetentionPolicy::keep_best compares them: the validation loss, for example. Rank 0's counts.
+  // nullopt: they have none, as before the first call.
+  void set_checkpoint_metric(std::optional<double> metric);
 
   // Returns true after next_batch() has returned nullopt because every batch of the epoch is
   // trained, until next_epoch() begins another. Returns false when the generation ends inside the

@@ -78,6 +78,31 @@ class FileSystemConformanceTest : public ::testing::TestWithParam<Implementation
   const std::unique_ptr<elastic::FileSystem> file_system_;
 };
 
+TEST_P(FileSystemConformanceTest, AnExclusiveLockExcludesAllOthers) {
+  using elastic::LockKind;
+  Write("file", "text");
+  const std::string path = Path("file");
+  EXPECT_TRUE(absl::IsNotFound(file_system_->LockFile(Path("none"), LockKind::kShared).status()));
+  EXPECT_FALSE(file_system_->LockFile(root_, LockKind::kShared).ok());
+  auto one = file_system_->LockFile(path, LockKind::kShared);
+  ASSERT_TRUE(one.ok()) << one.status();
+  auto two = file_system_->LockFile(path, LockKind::kShared);
+  EXPECT_TRUE(two.ok()) << two.status();
+  EXPECT_TRUE(absl::IsUnavailable(file_system_->LockFile(path, LockKind::kExclusive).status()));
+  one->reset();
+  EXPECT_TRUE(absl::IsUnavailable(file_system_->LockFile(path, LockKind::kExclusive).status()));
+  two->reset();
+  auto alone = file_system_->LockFile(path, LockKind::kExclusive);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_TRUE(absl::IsUnavailable(file_system_->LockFile(path, LockKind::kShared).status()));
+  // The lock is on the file and not on its name.
+  ASSERT_TRUE(file_system_->Rename(path, Path("other")).ok());
+  EXPECT_TRUE(
+      absl::IsUnavailable(file_system_->LockFile(Path("other"), LockKind::kShared).status()));
+  alone->reset();
+  EXPECT_TRUE(file_system_->LockFile(Path("other"), LockKind::kShared).ok());
+}
+
 TEST_P(FileSystemConformanceTest, ReadsWhatWasWritten) {
   Write("a", "hello");
   EXPECT_EQ(Read("a"), "hello");

@@ -25,6 +25,8 @@ struct MemoryFileSystem::Node {
   std::string synced_content;
   Entries entries;
   Entries synced_entries;
+  int shared_locks = 0;
+  bool exclusive_lock = false;
 
   // Returns this subtree after `loss`.
   std::shared_ptr<Node> After(Loss loss) const {
@@ -104,6 +106,25 @@ class MemoryFileSystem::Reader final : public ReadableFile {
   MemoryFileSystem* const owner_;
   const std::string path_;
   const std::string content_;
+};
+
+class MemoryFileSystem::Lock final : public elastic::FileLock {
+ public:
+  Lock(MemoryFileSystem* owner, std::shared_ptr<Node> node, elastic::LockKind kind)
+      : owner_(owner), node_(std::move(node)), kind_(kind) {}
+  ~Lock() override {
+    MutexLock lock(owner_->mutex_);
+    if (kind_ == elastic::LockKind::kShared) {
+      --node_->shared_locks;
+    } else {
+      node_->exclusive_lock = false;
+    }
+  }
+
+ private:
+  MemoryFileSystem* const owner_;
+  const std::shared_ptr<Node> node_;
+  const elastic::LockKind kind_;
 };
 
 MemoryFileSystem::MemoryFileSystem() : root_(std::make_shared<Node>()) { root_->is_folder = true; }
@@ -348,6 +369,27 @@ absl::Status MemoryFileSystem::RemoveDirectory(const std::string& path) {
   }
   place.folder->entries.erase(place.name);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<elastic::FileLock>> MemoryFileSystem::LockFile(
+    const std::string& path, elastic::LockKind kind) {
+  StandStill();
+  MutexLock lock(mutex_);
+  DDP_RETURN_IF_ERROR(Count());
+  DDP_ASSIGN_OR_RETURN(const Place place, Find(path));
+  if (place.node == nullptr) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+  if (place.node->is_folder || place.node->link.has_value()) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is not a plain file"));
+  }
+  const bool excluded = place.node->exclusive_lock ||
+                        (kind == elastic::LockKind::kExclusive && place.node->shared_locks > 0);
+  if (excluded) return absl::UnavailableError(absl::StrCat(path, " is locked"));
+  if (kind == elastic::LockKind::kShared) {
+    ++place.node->shared_locks;
+  } else {
+    place.node->exclusive_lock = true;
+  }
+  return std::make_unique<Lock>(this, place.node, kind);
 }
 
 }  // namespace ddp::testing

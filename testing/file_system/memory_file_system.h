@@ -71,11 +71,14 @@ class MemoryFileSystem final : public elastic::FileSystem {
   absl::Status ReplaceFile(const std::string& from, const std::string& to) override;
   absl::Status RemoveFile(const std::string& path) override;
   absl::Status RemoveDirectory(const std::string& path) override;
+  absl::StatusOr<std::unique_ptr<elastic::FileLock>> LockFile(const std::string& path,
+                                                              elastic::LockKind kind) override;
 
  private:
   struct Node;
   class Writer;
   class Reader;
+  class Lock;
   struct Place {
     std::shared_ptr<Node> folder;
     std::string name;

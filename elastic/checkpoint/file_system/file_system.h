@@ -41,6 +41,16 @@ class ReadableFile {
   virtual absl::Status Read(uint64_t offset, char* buffer, size_t bytes) const = 0;
 };
 
+// A lock on a file. The destructor and the end of the process release it. It keeps nobody from
+// using the file: it only shows other holders that the file is in use.
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+};
+
+// Any number of holders share a kShared lock. A kExclusive lock has one holder and no sharers.
+enum class LockKind { kShared, kExclusive };
+
 // The kind of an entry of a folder. A link is kOther, whatever it points to.
 enum class EntryKind { kFile, kDirectory, kOther };
 
@@ -85,6 +95,12 @@ class FileSystem {
   virtual absl::Status RemoveFile(const std::string& path) = 0;
   // Removes an empty folder.
   virtual absl::Status RemoveDirectory(const std::string& path) = 0;
+
+  // Locks a plain file. Never blocks. The lock is one on the file, whatever its name becomes.
+  // kUnavailable: another holder, in this process or another one, has a lock that excludes this
+  // one. kUnimplemented: the file system has no locks.
+  virtual absl::StatusOr<std::unique_ptr<FileLock>> LockFile(const std::string& path,
+                                                             LockKind kind) = 0;
 };
 
 }  // namespace ddp::elastic

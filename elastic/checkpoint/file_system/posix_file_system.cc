@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -137,6 +138,15 @@ class PosixReadableFile final : public ReadableFile {
   const UniqueFd fd_;
   const std::string path_;
   const uint64_t size_;
+};
+
+// Holds the lock of an open file description, which ends with its last descriptor.
+class PosixFileLock final : public FileLock {
+ public:
+  explicit PosixFileLock(UniqueFd fd) : fd_(std::move(fd)) {}
+
+ private:
+  const UniqueFd fd_;
 };
 
 struct CloseDirectory {
@@ -306,6 +316,31 @@ absl::Status PosixFileSystem::RemoveDirectory(const std::string& path) {
   DDP_ASSIGN_OR_RETURN(const Place place, Find("remove the folder", path));
   if (unlinkat(place.at(), place.name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
   return Error("remove the folder", path, errno);
+}
+
+absl::StatusOr<std::unique_ptr<FileLock>> PosixFileSystem::LockFile(const std::string& path,
+                                                                    LockKind kind) {
+  DDP_ASSIGN_OR_RETURN(const Place place, Find("lock", path));
+  // Over NFS an exclusive lock needs a descriptor that may write.
+  const int access = kind == LockKind::kShared ? O_RDONLY : O_RDWR;
+  UniqueFd fd(openat(place.at(), place.name.c_str(),
+                     access | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+  if (!fd.valid()) return Error("open", path, errno);
+  struct stat info {};
+  if (fstat(fd.get(), &info) != 0) return Error("stat", path, errno);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is not a plain file"));
+  }
+  // flock() and not fcntl(): a lock of fcntl() ends when the process closes any descriptor of the
+  // file.
+  if (flock(fd.get(), (kind == LockKind::kShared ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) {
+    return std::make_unique<PosixFileLock>(std::move(fd));
+  }
+  if (errno == EWOULDBLOCK) return absl::UnavailableError(absl::StrCat(path, " is locked"));
+  if (IsUnsupported(errno) || errno == ENOLCK) {
+    return absl::UnimplementedError(absl::StrCat(path, ": the file system has no locks"));
+  }
+  return Error("lock", path, errno);
 }
 
 }  // namespace ddp::elastic

@@ -120,6 +120,12 @@ absl::Status ProgressFileSystem::RemoveDirectory(const std::string& path) {
   return real_->RemoveDirectory(path);
 }
 
+absl::StatusOr<std::unique_ptr<FileLock>> ProgressFileSystem::LockFile(const std::string& path,
+                                                                       LockKind kind) {
+  const StallWatch::Call call(watch_, "lock", path);
+  return real_->LockFile(path, kind);
+}
+
 absl::Status ProgressFileSystem::Rename(const std::string& from, const std::string& to) {
   const StallWatch::Call call(watch_, "rename", from);
   return real_->Rename(from, to);

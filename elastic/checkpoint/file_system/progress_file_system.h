@@ -32,6 +32,8 @@ class ProgressFileSystem final : public FileSystem {
   absl::Status ReplaceFile(const std::string& from, const std::string& to) override;
   absl::Status RemoveFile(const std::string& path) override;
   absl::Status RemoveDirectory(const std::string& path) override;
+  absl::StatusOr<std::unique_ptr<FileLock>> LockFile(const std::string& path,
+                                                     LockKind kind) override;
 
  private:
   FileSystem* const real_;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "elastic/checkpoint/file_system/whole_file.h"
+#include "elastic/checkpoint/folder/manifest_check.h"
 #include "elastic/checkpoint/folder/work_folder.h"
 #include "glog/logging.h"
 
@@ -17,7 +18,9 @@ namespace ddp::elastic {
 namespace {
 
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
-constexpr char kNotWhole[] = "not-whole";  // in place of the nonce of a WorkFolder
+// In place of the nonce of a WorkFolder.
+constexpr char kNotWhole[] = "not-whole";
+constexpr char kExpired[] = "expired";
 // Bounds the removals that each save tries again. The next claim removes the others.
 constexpr size_t kLeftoversMax = 100;
 
@@ -39,52 +42,6 @@ std::string ParentOf(const std::string& path) {
 
 absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
-}
-
-// Checks that the file has the tensors that the manifest lists for it, and no others.
-absl::Status CompareTensors(const Manifest& manifest, const std::string& file,
-                            const LoadedFile& loaded) {
-  std::map<std::string, size_t> stored;
-  for (size_t i = 0; i < loaded.stored.size(); ++i) stored[loaded.stored[i].name] = i;
-  for (const TensorRecord& tensor : manifest.tensors) {
-    if (tensor.file != file) continue;
-    const auto found = stored.find(tensor.name);
-    if (found == stored.end()) {
-      return absl::DataLossError(absl::StrCat("tensor ", tensor.name, " is not in the file"));
-    }
-    const StoredTensor& other = loaded.stored[found->second];
-    if (other.type != tensor.type || other.offset != tensor.offset) {
-      return absl::DataLossError(
-          absl::StrCat("tensor ", tensor.name, " is another one than the manifest says"));
-    }
-    const ContentHash& hash = loaded.hashes[found->second];
-    if (hash != tensor.hash) {
-      return absl::DataLossError(absl::StrCat("tensor ", tensor.name,
-                                              " is damaged: its XXH3-128 is ", hash.Hex(),
-                                              ", the manifest says ", tensor.hash.Hex()));
-    }
-    stored.erase(found);
-  }
-  if (stored.empty()) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("tensor ", stored.begin()->first, " is not in the manifest"));
-}
-
-absl::Status CompareFile(const Manifest& manifest, const FileRecord& record,
-                         const LoadedFile& loaded) {
-  DDP_RETURN_IF_ERROR(CompareTensors(manifest, record.name, loaded));
-  if (loaded.hash == record.hash) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("the header is damaged: the file's XXH3-128 is ",
-                                          loaded.hash.Hex(), ", the manifest says ",
-                                          record.hash.Hex()));
-}
-
-// Returns true when a program that loads either checkpoint gets the same state.
-bool HoldsTheSame(const Manifest& a, const Manifest& b) {
-  // The tensors of all files: the model's, the optimizer's and each rank's generators.
-  return a.tensors == b.tensors && a.sampler == b.sampler && a.epoch == b.epoch &&
-         a.optimizer == b.optimizer && a.world_size == b.world_size && a.aliases == b.aliases &&
-         a.bucket_layout == b.bucket_layout;
 }
 
 }  // namespace
@@ -434,14 +391,63 @@ absl::StatusOr<bool> CheckpointStorage::YieldToExisting(const Manifest& manifest
   LOG(WARNING) << "replacing a checkpoint that is not whole: " << whole.message();
   const std::string aside =
       WorkFolderName({.id = manifest.id, .nonce = kNotWhole, .retired = true});
-  absl::Status renamed = file_system_->Rename(folder, Path(aside));
-  if (absl::IsAlreadyExists(renamed)) {
-    DDP_RETURN_IF_ERROR(Retire(aside));
-    renamed = file_system_->Rename(folder, Path(aside));
-  }
-  DDP_RETURN_IF_ERROR(renamed);
+  DDP_RETURN_IF_ERROR(RenameAside(manifest.id, aside));
   DDP_RETURN_IF_ERROR(Retire(aside));
   return true;
+}
+
+// Renames the folder of checkpoint `id` to the work folder `aside`, and removes an earlier folder
+// of that name first.
+absl::Status CheckpointStorage::RenameAside(const CheckpointId& id, const std::string& aside) {
+  const absl::Status renamed = file_system_->Rename(Folder(id), Path(aside));
+  if (!absl::IsAlreadyExists(renamed)) return renamed;
+  DDP_RETURN_IF_ERROR(Retire(aside));
+  return file_system_->Rename(Folder(id), Path(aside));
+}
+
+absl::StatusOr<std::unique_ptr<FileLock>> CheckpointStorage::LockForReading(
+    const CheckpointId& id) const {
+  absl::StatusOr<std::unique_ptr<FileLock>> lock =
+      file_system_->LockFile(absl::StrCat(Folder(id), "/", kManifestName), LockKind::kShared);
+  if (absl::IsUnavailable(lock.status())) {
+    return absl::UnavailableError(absl::StrCat(Folder(id), " is being removed"));
+  }
+  // Every other obstacle also meets the reader, who reports it.
+  return lock.ok() ? *std::move(lock) : nullptr;
+}
+
+bool CheckpointStorage::IsGone(const CheckpointId& id) const {
+  return absl::IsNotFound(file_system_->KindOf(Folder(id)).status());
+}
+
+absl::Status CheckpointStorage::Remove(const CheckpointOwner& owner, const CheckpointId& id) {
+  const std::string folder = Folder(id);
+  DDP_ASSIGN_OR_RETURN(const EntryKind kind, file_system_->KindOf(folder));
+  if (kind != EntryKind::kDirectory) {
+    return absl::FailedPreconditionError(absl::StrCat(folder, " is a link or no folder"));
+  }
+  DDP_ASSIGN_OR_RETURN(const Contents contents, LookInto(folder));
+  if (!contents.foreign.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, "/", contents.foreign.front(), ": no save makes such an entry"));
+  }
+  const absl::StatusOr<std::unique_ptr<FileLock>> lock =
+      file_system_->LockFile(absl::StrCat(folder, "/", kManifestName), LockKind::kExclusive);
+  if (absl::IsUnavailable(lock.status())) {
+    return absl::UnavailableError(absl::StrCat(folder, " is being read"));
+  }
+  if (!absl::IsUnimplemented(lock.status())) DDP_RETURN_IF_ERROR(lock.status());
+  // The last look before the renaming: a later claim ends this owner's rights.
+  DDP_RETURN_IF_ERROR(CheckOwner(owner));
+  const std::string aside = WorkFolderName({.id = id, .nonce = kExpired, .retired = true});
+  DDP_RETURN_IF_ERROR(RenameAside(id, aside));
+  // Before a file is removed: else a power cut could leave the old name with some of the files.
+  const absl::Status synced = file_system_->SyncDirectory(root_);
+  if (!synced.ok()) {
+    Remember(aside, synced);
+    return synced;
+  }
+  return Retire(aside);
 }
 
 void CheckpointStorage::Abandon(const std::string& writing_folder) {

@@ -2,6 +2,7 @@
 #define DDP_ELASTIC_CHECKPOINT_FOLDER_CHECKPOINT_STORAGE_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,7 +24,7 @@ namespace ddp::elastic {
 //
 //   root/.owner                                    the owner: see OwnerFile
 //   root/.tmp-step-000000001200.g0007.<nonce>/     being written, or left by an interrupted save
-//   root/.del-step-000000001200.g0007.<nonce>/     being removed
+//   root/.del-step-000000001200.g0007.<nonce>/     being removed; also "expired", "not-whole"
 //   root/step-000000001200.g0007/                  committed: appears by one rename
 //
 // Writing: every rank has a CheckpointStorage of the same root. Rank 0 alone calls Begin(),
@@ -39,11 +40,12 @@ namespace ddp::elastic {
 // rendezvous, if there is one. They fail when it answers that the generation is over. When it does
 // not answer, only the claim in the root decides.
 //
-// Removing: work folders (exact name of a WorkFolder), unused texts of claims, and a damaged
-// checkpoint that Commit() replaces. In a folder, only plain files with the names of a save are
-// removed (IsCheckpointFile), and the folder once it is empty. Links, foreign files and folders,
-// and every other entry stay. The log names each of them once. An entry that cannot be removed does
-// no harm, because it is no checkpoint. The next Begin() tries again.
+// Removing: work folders (exact name of a WorkFolder), unused texts of claims, a damaged checkpoint
+// that Commit() replaces, and a checkpoint that the caller passes to Remove(). In a folder, only
+// plain files with the names of a save are removed (IsCheckpointFile), and the folder once it is
+// empty. Links, foreign files and folders, and every other entry stay. The log names each of them
+// once. An entry that cannot be removed does no harm, because it is no checkpoint. The next Begin()
+// tries again.
 //
 // Durability of the root: each claim also syncs the folders above the root. An earlier process may
 // have created one of them and died before the sync. Where a folder existed before and cannot be
@@ -99,6 +101,21 @@ class CheckpointStorage {
   absl::StatusOr<std::string> Commit(const CheckpointOwner& owner,
                                      const std::string& writing_folder, const Manifest& manifest);
 
+  // Locks checkpoint `id` against Remove() by any process, until the end of the lock or of the
+  // process. For a reader: the checkpoint may be gone before the lock and must be read after it.
+  // Returns null where the file system has no locks. kUnavailable: the checkpoint is being removed.
+  absl::StatusOr<std::unique_ptr<FileLock>> LockForReading(const CheckpointId& id) const;
+
+  // Returns true when the root has no entry with the name of checkpoint `id`.
+  bool IsGone(const CheckpointId& id) const;
+
+  // Removes the committed checkpoint `id`: renames its folder durably, so that no restore takes it,
+  // and then removes the files. When the process dies in between, or the removal fails, a later
+  // Begin() removes the rest. Errors: kFailedPrecondition when another claim is in force, or the
+  // folder is a link or holds an entry that no save makes; kUnavailable when a process reads the
+  // checkpoint. After an error of these kinds the checkpoint is unchanged. kNotFound: it is gone.
+  absl::Status Remove(const CheckpointOwner& owner, const CheckpointId& id);
+
   // Removes `writing_folder`. When that fails, logs the failure, and the next Begin() tries again.
   void Abandon(const std::string& writing_folder);
 
@@ -112,6 +129,7 @@ class CheckpointStorage {
   void RemoveLeftovers(const std::vector<std::string>& names);
   void Remember(const std::string& name, const absl::Status& error);
   absl::Status Retire(const std::string& name);
+  absl::Status RenameAside(const CheckpointId& id, const std::string& aside);
   absl::Status RenameAndRemove(std::string& name);
   absl::Status RemoveFolder(const std::string& path);
   struct Contents {

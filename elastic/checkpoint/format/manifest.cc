@@ -154,6 +154,16 @@ class Fields {
     return low;
   }
 
+  double Number(const char* name) {
+    const json* value = Find(name);
+    if (value != nullptr && value->is_number()) {
+      const double number = value->get<double>();
+      if (std::isfinite(number)) return number;
+    }
+    Fail(absl::StrCat("\"", name, "\" is no finite number"));
+    return 0;
+  }
+
   bool Bool(const char* name) {
     const json* value = Find(name);
     if (value != nullptr && value->is_boolean()) return value->get<bool>();
@@ -364,6 +374,7 @@ Manifest ParseBody(const json& root, absl::Status& status) {
   manifest.torch_version = fields.Text("torch_version");
   manifest.saved_unix_seconds = fields.Int<int64_t>("saved_unix_seconds", 0);
   manifest.state_hash = fields.Hash("state_xxh3_128");
+  if (fields.Optional("metric") != nullptr) manifest.metric = fields.Number("metric");
   if (const json* sampler = fields.Optional("sampler")) {
     manifest.sampler = ParseSampler(*sampler, status);
   }
@@ -385,7 +396,7 @@ Manifest ParseBody(const json& root, absl::Status& status) {
 }  // namespace
 
 std::string EncodeManifest(const Manifest& manifest) {
-  const std::vector<std::pair<const char*, std::string>> fields = {
+  std::vector<std::pair<const char*, std::string>> fields = {
       {"format_version", absl::StrCat(kFormatVersion)},
       {"step", absl::StrCat(manifest.id.step)},
       {"generation", absl::StrCat(manifest.id.generation)},
@@ -403,6 +414,9 @@ std::string EncodeManifest(const Manifest& manifest) {
       {"files", Lines(manifest.files)},
       {"tensors", Lines(manifest.tensors)},
   };
+  // Optional, so that a manifest without it is the same as before the field existed. Readers of
+  // earlier versions ignore it.
+  if (manifest.metric.has_value()) fields.push_back({"metric", Dump(*manifest.metric)});
   std::string body = "{";
   const char* separator = "\n";
   for (const auto& [name, value] : fields) {
@@ -415,6 +429,9 @@ std::string EncodeManifest(const Manifest& manifest) {
 absl::Status CheckManifest(const Manifest& manifest) {
   DDP_RETURN_IF_ERROR(CheckNames(manifest));
   if (manifest.optimizer.has_value()) DDP_RETURN_IF_ERROR(CheckOptions(*manifest.optimizer));
+  if (manifest.metric.has_value() && !std::isfinite(*manifest.metric)) {
+    return absl::InvalidArgumentError("the metric is no finite number");
+  }
   const absl::StatusOr<Manifest> again = ParseManifest(EncodeManifest(manifest));
   if (!again.ok()) {
     return absl::InvalidArgumentError(

@@ -72,6 +72,7 @@ struct Manifest {
   std::optional<OptimizerRecord> optimizer;
   std::vector<std::vector<std::string>> bucket_layout;
   std::map<std::string, std::string> aliases;  // tied tensors: other name -> name it is saved under
+  std::optional<double> metric;                // by which retention compares; a finite number
   int world_size = 1;                          // of the job that saved it
   std::vector<FileRecord> files;               // by name
   std::vector<TensorRecord> tensors;           // by file, then offset

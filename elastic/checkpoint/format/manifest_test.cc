@@ -89,6 +89,22 @@ TEST(ManifestTest, WhatIsOptionalMayBeMissing) {
   EXPECT_EQ(*parsed, manifest);
 }
 
+TEST(ManifestTest, AMetricComesBackAndIsAFiniteNumber) {
+  Manifest manifest = Example();
+  manifest.metric = -0.125;
+  const std::string text = EncodeManifest(manifest);
+  const auto parsed = ParseManifest(text);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, manifest);
+  const auto lie = ParseManifest(
+      Resealed(absl::StrReplaceAll(text, {{"\"metric\": -0.125", "\"metric\": \"low\""}})));
+  EXPECT_THAT(lie.status().message(), HasSubstr("\"metric\" is no finite number"));
+  manifest.metric = std::numeric_limits<double>::infinity();
+  EXPECT_FALSE(CheckManifest(manifest).ok());
+  manifest.metric.reset();
+  EXPECT_EQ(EncodeManifest(manifest), EncodeManifest(Example()));
+}
+
 TEST(ManifestTest, IsJsonWithTheHashInTheLastField) {
   const std::string text = EncodeManifest(Example());
   const nlohmann::ordered_json json = nlohmann::ordered_json::parse(text);

@@ -1,6 +1,7 @@
 #include "elastic/checkpoint/save_load/load_checkpoint.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "elastic/checkpoint/file_system/file_system.h"
 #include "elastic/checkpoint/group/wire_status.h"
 #include "elastic/checkpoint/save_load/checkpoint_selection.h"
 #include "elastic/checkpoint/save_load/shard_plan.h"
@@ -15,11 +17,15 @@
 namespace ddp::elastic {
 namespace {
 
+// Bounds the listings of the folder while its checkpoints are removed.
+constexpr int kListingsMax = 10;
+
 // The parts of one checkpoint that this rank has read.
 struct Candidate {
   LoadedCheckpoint checkpoint;
   std::string manifest_hash;
   std::vector<std::string> mismatches;
+  std::unique_ptr<FileLock> lock;  // keeps retention from removing it; null: no locks here
 };
 
 class Loader {
@@ -32,6 +38,7 @@ class Loader {
 
  private:
   Proposal Propose();
+  Proposal SearchFolder();
   void Search(const std::vector<CheckpointId>& listed, Proposal& proposal);
   absl::StatusOr<Candidate> Read(const CheckpointId& id, std::string& file) const;
   absl::Status ReadFiles(LoadedCheckpoint& checkpoint, std::string& path) const;
@@ -55,6 +62,22 @@ bool Loader::IsBelowBound(const CheckpointId& id) const {
 }
 
 Proposal Loader::Propose() {
+  Proposal proposal = SearchFolder();
+  // Retention may have removed the checkpoint since it was listed. A newer one came before that.
+  for (int look = 0; look < kListingsMax && proposal.obstacle.has_value() &&
+                     proposal.obstacle->id.has_value() && storage_.IsGone(*proposal.obstacle->id);
+       ++look) {
+    proposal = SearchFolder();
+  }
+  for (const std::string& path : look_for_) {
+    if (storage_.IsMissing(path)) proposal.absent.push_back(path);
+  }
+  proposal.damaged = damaged_;
+  proposal.passed_over = passed_over_;
+  return proposal;
+}
+
+Proposal Loader::SearchFolder() {
   Proposal proposal;
   const absl::StatusOr<std::vector<CheckpointId>> ids = storage_.List();
   if (ids.ok()) {
@@ -65,11 +88,6 @@ Proposal Loader::Propose() {
     proposal.listed = 1;
     proposal.obstacle = Proposal::Obstacle{.message = std::string(ids.status().message())};
   }
-  for (const std::string& path : look_for_) {
-    if (storage_.IsMissing(path)) proposal.absent.push_back(path);
-  }
-  proposal.damaged = damaged_;
-  proposal.passed_over = passed_over_;
   return proposal;
 }
 
@@ -105,9 +123,11 @@ void Loader::Search(const std::vector<CheckpointId>& listed, Proposal& proposal)
 
 // Reads one checkpoint. After an error `file` names the file that was read last.
 absl::StatusOr<Candidate> Loader::Read(const CheckpointId& id, std::string& file) const {
+  DDP_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock, storage_.LockForReading(id));
   file = absl::StrCat(storage_.Folder(id), "/", kManifestName);
   DDP_ASSIGN_OR_RETURN(CheckpointStorage::StoredManifest stored, storage_.ReadManifest(id));
   Candidate candidate;
+  candidate.lock = std::move(lock);
   candidate.manifest_hash = stored.hash.Hex();
   candidate.mismatches = find_mismatches_(stored.manifest);
   candidate.checkpoint.manifest = std::move(stored.manifest);

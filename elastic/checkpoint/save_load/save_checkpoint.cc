@@ -211,7 +211,11 @@ absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointSt
   group.StartAttempt(CheckpointGroup::Patience::kShort);
   std::string folder;
   absl::StatusOr<std::string> saved = Save(file_system, storage, group, options, contents, folder);
-  if (!saved.ok() && group.rank() == 0 && !folder.empty()) storage.Abandon(folder);
+  if (group.rank() != 0) return saved;
+  if (!saved.ok() && !folder.empty()) storage.Abandon(folder);
+  if (saved.ok() && options.after_commit != nullptr) {
+    options.after_commit(contents->description.id);
+  }
   return saved;
 }
 

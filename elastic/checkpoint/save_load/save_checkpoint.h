@@ -38,6 +38,9 @@ struct SaveOptions {
   // do not see rank 0's folder are kFailedPrecondition, because a retry cannot help.
   bool folder_is_shared = false;
   LoadOptions wait_for_folder = {};  // until rank 0's new folder appears to this rank
+  // Called on rank 0 once the checkpoint is committed and every rank can learn of it. For
+  // retention. Null: no call.
+  std::function<void(const CheckpointId&)> after_commit = nullptr;
 };
 
 // Returns which of `contents.optimizer` the rank `rank` of `world_size` writes. Depends on names,

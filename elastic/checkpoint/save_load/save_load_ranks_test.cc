@@ -78,6 +78,10 @@ class BlindFileSystem final : public FileSystem {
   absl::Status RemoveDirectory(const std::string& path) override {
     return real_->RemoveDirectory(path);
   }
+  absl::StatusOr<std::unique_ptr<FileLock>> LockFile(const std::string& path,
+                                                     LockKind kind) override {
+    return real_->LockFile(path, kind);
+  }
 
  private:
   bool Hides(const std::string& path) const {

@@ -13,6 +13,7 @@
 #include "elastic/checkpoint/file_system/file_system.h"
 #include "elastic/checkpoint/folder/checkpoint_owner.h"
 #include "elastic/checkpoint/folder/checkpoint_storage.h"
+#include "elastic/checkpoint/folder/retention_sweep.h"
 #include "elastic/checkpoint/format/manifest.h"
 #include "elastic/checkpoint/format/tensor_view.h"
 #include "elastic/checkpoint/group/checkpoint_group.h"
@@ -78,12 +79,22 @@ inline CheckpointOwner Owner(uint64_t generation) {
 // one rank. The caller owns `file_system`, which must outlive this. Thread-compatible.
 class TestProcess {
  public:
-  TestProcess(FileSystem* file_system, uint64_t generation)
-      : file_system_(file_system), storage_(file_system, kRoot), generation_(generation) {}
+  // Without `retention` no checkpoint is removed.
+  TestProcess(FileSystem* file_system, uint64_t generation,
+              const std::optional<RetentionPolicy>& retention = std::nullopt)
+      : file_system_(file_system), storage_(file_system, kRoot), generation_(generation) {
+    if (retention.has_value()) sweep_.emplace(&storage_, *retention);
+  }
 
   absl::StatusOr<std::string> Save(int64_t step) {
     SoloGroup group;
-    return SaveCheckpoint(*file_system_, storage_, group, {.owner = Owner(generation_)},
+    SaveOptions options = {.owner = Owner(generation_)};
+    if (sweep_.has_value()) {
+      options.after_commit = [this, &options](const CheckpointId& id) {
+        sweep_->AfterCommit(options.owner, id);
+      };
+    }
+    return SaveCheckpoint(*file_system_, storage_, group, options,
                           TestState(step).Contents(generation_));
   }
 
@@ -110,6 +121,7 @@ class TestProcess {
  private:
   FileSystem* const file_system_;
   CheckpointStorage storage_;
+  std::optional<RetentionSweep> sweep_;
   const uint64_t generation_;
 };
 
