@@ -151,8 +151,8 @@ TEST_F(CheckpointerTest, TheLastOnesAndTheBestStay) {
     checkpointer.save(trainer.state);
   }
   EXPECT_THAT(NamesIn(folder_), ::testing::UnorderedElementsAre(".owner", "step-000000000002.g0001",
-                                                                "step-000000000005.g0001",
-                                                                "step-000000000006.g0001"));
+                                                                "step-000000000004.g0001",
+                                                                "step-000000000005.g0001"));
   EXPECT_EQ(checkpointer.restore(trainer.state)->step, 5);
   options.retention.keep_last = 0;
   EXPECT_THROW(Checkpointer{options}, CheckpointError);
