@@ -18,6 +18,7 @@ DEFINE_int32(samples, 1437, "samples of an epoch");
 DEFINE_int32(batch_size, 32, "samples of one step, over all ranks together");
 DEFINE_string(checkpoint_dir, "", "where checkpoints go; empty: nowhere");
 DEFINE_int32(checkpoint_every, 50, "steps between checkpoints; 0: only one, at the end");
+DEFINE_bool(keep_all_checkpoints, false, "no checkpoint is removed; else the last 3 stay");
 DEFINE_string(resume, "same_run_id",
               "whose checkpoints a new job continues: never, same_run_id, any");
 DEFINE_string(commit_log, "",
@@ -52,6 +53,11 @@ void Log(std::ofstream& log, int64_t step, const ddp::elastic::ElasticSampler::B
   log << '\n' << std::flush;
 }
 
+ddp::elastic::RetentionPolicy RetentionFlag() {
+  if (FLAGS_keep_all_checkpoints) return {.keep_last = ddp::elastic::RetentionPolicy::kAll};
+  return {};
+}
+
 int Train() {
   const auto group = ddp::init_process_group();
   torch::manual_seed(1);
@@ -69,6 +75,7 @@ int Train() {
                      .epochs = FLAGS_epochs,
                      .checkpoint_folder = FLAGS_checkpoint_dir,
                      .checkpoint_every = FLAGS_checkpoint_every,
+                     .retention = RetentionFlag(),
                      .resume = ResumeFlag()});
   if (training.restored() && group->rank() == 0) {
     std::fprintf(stderr, "continues from %s\n", training.restored()->folder.c_str());

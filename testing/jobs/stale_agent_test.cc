@@ -121,6 +121,7 @@ class StaleAgentTest : public ::testing::Test {
           "--epochs=100000",
           "--batch_size=720",
           "--checkpoint_every=1",
+          "--keep_all_checkpoints",
           absl::StrCat("--checkpoint_dir=", Checkpoints().string()),
           absl::StrCat("--commit_log=", folder_.string())};
       node.run = std::make_unique<DdprunDriver>(options);
