@@ -403,8 +403,9 @@ TORCH_FREE = ("base/", "ddp/comm/arena/", "ddp/comm/check/", "ddp/comm/host_grou
               "ddp/comm/kernels/", "ddp/comm/meeting/", "ddp/comm/reports/", "ddp/graph/cut/",
               "ddp/health/", "launcher/", "store/",
               "elastic/agent/", "elastic/checkpoint/file_system/", "elastic/checkpoint/folder/",
-              "elastic/checkpoint/format/", "elastic/checkpoint/save_load/", "elastic/error_file/",
-              "elastic/health/", "elastic/job/", "elastic/rendezvous/", "elastic/timers/")
+              "elastic/checkpoint/format/", "elastic/checkpoint/retention/",
+              "elastic/checkpoint/save_load/", "elastic/error_file/", "elastic/health/",
+              "elastic/job/", "elastic/rendezvous/", "elastic/timers/")
 # The torch-bound types of otherwise torch-free folders.
 TORCH_BOUND = ("ddp/comm/meeting/c10d_group_store.h", "ddp/comm/meeting/c10d_group_store.cc",
                "ddp/comm/meeting/c10d_group_store_test.cc", "store/redis_store/redis_store.h",
@@ -485,6 +486,7 @@ ROOMS = {
     "elastic/checkpoint/folder": "the folder of a job's checkpoints: its entries, its owner",
     "elastic/checkpoint/format": "the files of a checkpoint: manifest, safetensors, hashes, IDs",
     "elastic/checkpoint/group": "the ranks that save and restore together",
+    "elastic/checkpoint/retention": "the decision which checkpoints of a run stay",
     "elastic/checkpoint/save_load": "one save and one load: the steps that all ranks make",
     "elastic/checkpoint/tensors": "a model and an optimizer as tensors of a checkpoint",
     "elastic/data": "the samples that a rank reads, and the resumable position among them",

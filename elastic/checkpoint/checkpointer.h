@@ -12,7 +12,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "elastic/checkpoint/retention_policy.h"
+#include "elastic/checkpoint/retention/retention_policy.h"
 
 namespace torch::nn {
 class Module;

@@ -8,10 +8,10 @@
 
 #include "elastic/checkpoint/folder/checkpoint_owner.h"
 #include "elastic/checkpoint/folder/checkpoint_storage.h"
-#include "elastic/checkpoint/folder/retention.h"
 #include "elastic/checkpoint/format/checkpoint_id.h"
 #include "elastic/checkpoint/format/manifest.h"
-#include "elastic/checkpoint/retention_policy.h"
+#include "elastic/checkpoint/retention/retention_policy.h"
+#include "elastic/checkpoint/retention/select_expired.h"
 
 namespace ddp::elastic {
 

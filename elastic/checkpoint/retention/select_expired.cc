@@ -1,4 +1,4 @@
-#include "elastic/checkpoint/folder/retention.h"
+#include "elastic/checkpoint/retention/select_expired.h"
 
 #include <algorithm>
 #include <cmath>

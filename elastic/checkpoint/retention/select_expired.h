@@ -1,5 +1,5 @@
-#ifndef DDP_ELASTIC_CHECKPOINT_FOLDER_RETENTION_H_
-#define DDP_ELASTIC_CHECKPOINT_FOLDER_RETENTION_H_
+#ifndef DDP_ELASTIC_CHECKPOINT_RETENTION_SELECT_EXPIRED_H_
+#define DDP_ELASTIC_CHECKPOINT_RETENTION_SELECT_EXPIRED_H_
 
 #include <cstdint>
 #include <optional>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "elastic/checkpoint/format/checkpoint_id.h"
-#include "elastic/checkpoint/retention_policy.h"
+#include "elastic/checkpoint/retention/retention_policy.h"
 
 namespace ddp::elastic {
 
@@ -38,4 +38,4 @@ std::vector<ExpiredCheckpoint> SelectExpired(const RetentionPolicy& policy,
 
 }  // namespace ddp::elastic
 
-#endif  // DDP_ELASTIC_CHECKPOINT_FOLDER_RETENTION_H_
+#endif  // DDP_ELASTIC_CHECKPOINT_RETENTION_SELECT_EXPIRED_H_
