@@ -20,6 +20,7 @@
 #include "ddp/process_group.h"
 #include "ddp/reducer/buckets/gradient_context.h"
 #include "ddp/wrapper/model_agreement.h"
+#include "ddp/wrapper/model_join.h"
 #include "ddp/wrapper/model_synchronizer.h"
 #include "xxhash.h"
 
@@ -154,18 +155,19 @@ void ZeroCore::WatchContexts(const Groups& groups, size_t first) {
 }
 
 void ZeroCore::InstallScatter(DataParallelHandle model) {
-  auto* const synchronizer = dynamic_cast<ModelSynchronizer*>(model.joinable());
+  const ModelSynchronizer& synchronizer =
+      dynamic_cast<ModelJoin&>(*model.joinable()).synchronizer();
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   std::vector<bool> sparse;
-  for (const Reducer::Parameter& parameter : synchronizer->reducer().parameters()) {
+  for (const Reducer::Parameter& parameter : synchronizer.reducer().parameters()) {
     names.push_back(parameter.name);
     tensors.push_back(parameter.tensor);
     sparse.push_back(parameter.sparse);
   }
   // Only the model calls the function, so the model is alive in it.
   scatter_ = std::make_shared<GradientScatter>(
-      group_, [synchronizer] { return std::max(1, synchronizer->reducer().divisor()); });
+      group_, [&reducer = synchronizer.reducer()] { return std::max(1, reducer.divisor()); });
   scatter_->SetPlan(parameters_);
   model.register_comm_hook(scatter_, &GradientScatter::Hook, "zero_redundancy_optimizer");
   model.set_bucket_layout(ScatterLayout(parameters_, names, tensors, sparse));

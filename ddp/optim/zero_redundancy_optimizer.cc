@@ -17,6 +17,7 @@
 #include "ddp/join.h"
 #include "ddp/optim/zero_core.h"
 #include "ddp/process_group.h"
+#include "ddp/wrapper/model_join.h"
 #include "ddp/wrapper/model_synchronizer.h"
 
 namespace ddp {
@@ -99,13 +100,17 @@ std::set<const c10::TensorImpl*> ParametersIn(const std::vector<OptimizerParamGr
   return known;
 }
 
+internal::ModelSynchronizer& SynchronizerOf(const internal::DataParallelHandle& model) {
+  return dynamic_cast<internal::ModelJoin&>(*model.joinable()).synchronizer();
+}
+
 // Returns what scattered gradients need and these arguments lack; empty: nothing.
 std::string ScatterLacks(const ZeroRedundancyOptions& options, const ProcessGroup& group,
                          const internal::DataParallelHandle* model) {
   if (model == nullptr) return "the constructor that takes the model";
   if (options.shard != ZeroRedundancyOptions::Shard::kEven) return "shard = kEven";
   if (group.size() == 1) return "two ranks or more";
-  const auto& synchronizer = dynamic_cast<internal::ModelSynchronizer&>(*model->joinable());
+  const internal::ModelSynchronizer& synchronizer = SynchronizerOf(*model);
   if (!synchronizer.reducer().hook_name().empty()) return "a model without a comm hook";
   if (synchronizer.reducer().parameters().empty()) return "a model with trainable parameters";
   if (synchronizer.reducer().times().complete_ns != 0) return "a model before its first backward";
@@ -184,8 +189,8 @@ ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(Made made, const Groups
   });
   if (model == nullptr) return;
   // The model may live longer than this optimizer, and end on another thread.
-  dynamic_cast<internal::ModelSynchronizer&>(*model->joinable())
-      .AddOnForward(core_, [core = core_.get()](bool collective) { core->OnForward(collective); });
+  SynchronizerOf(*model).AddOnForward(
+      core_, [core = core_.get()](bool collective) { core->OnForward(collective); });
 }
 
 ZeroRedundancyOptimizerBase::~ZeroRedundancyOptimizerBase() {

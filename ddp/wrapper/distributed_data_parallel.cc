@@ -106,9 +106,7 @@ void DataParallelHandle::set_bucket_layout(std::vector<std::vector<std::string>>
   Core().SetBucketLayout(std::move(layout));
 }
 
-std::shared_ptr<ProcessGroup> DataParallelHandle::process_group() const {
-  return Core().join_process_group();
-}
+std::shared_ptr<ProcessGroup> DataParallelHandle::process_group() const { return Core().group(); }
 
 torch::nn::Module& DataParallelHandle::base_module() const {
   const ModelView& model = Core().model();
@@ -127,7 +125,7 @@ void DataParallelHandle::set_logging_sample_rate(int64_t iterations) {
 
 std::string DataParallelHandle::describe() const { return Core().Describe(); }
 
-Joinable* DataParallelHandle::joinable() const { return &Core(); }
+Joinable* DataParallelHandle::joinable() const { return &Core().join(); }
 
 void DataParallelHandle::BeforeForward() { synchronizer_->BeforeForward(); }
 

@@ -23,6 +23,9 @@ namespace ddp::internal {
 
 struct ModelTensors;
 
+// The name of the comm hook by which mixed_precision reduces.
+inline constexpr char kMixedPrecisionHook[] = "mixed precision";
+
 // Returns `options` with the group `group`. Throws when they name another group.
 DistributedDataParallelOptions WithGroup(DistributedDataParallelOptions options,
                                          std::shared_ptr<ProcessGroup> group);

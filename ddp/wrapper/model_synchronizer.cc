@@ -7,7 +7,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/tensor.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -17,7 +16,6 @@
 #include "ddp/comm/debug_level.h"
 #include "ddp/common/error.h"
 #include "ddp/common/logging.h"
-#include "ddp/join/model_event.h"
 #include "ddp/model/model_metadata.h"
 #include "ddp/model/model_statistics.h"
 #include "ddp/model/model_tensors.h"
@@ -36,8 +34,6 @@
 
 namespace ddp::internal {
 namespace {
-
-constexpr char kMixedPrecisionHook[] = "mixed precision";
 
 std::vector<at::Tensor> WithoutNames(const std::vector<NamedTensor>& items) {
   std::vector<at::Tensor> tensors;
@@ -92,6 +88,7 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
                                                   options_.param_to_hook_all_reduce, ReducedOver(),
                                                   DelayedStart());
   }
+  MakeJoin();
   first_bucket_sizes_ = BucketSizes(*reducer_);
   if (CurrentDebugLevel() != DebugLevel::kOff) LOG(INFO) << Describe() << LoggingData().to_json();
   incarnation_ = group_->incarnation();
@@ -99,6 +96,35 @@ void ModelSynchronizer::SetUp(const ModelTensors& tensors, std::vector<Reducer::
 }
 
 ModelSynchronizer::~ModelSynchronizer() = default;
+
+DelayedAllReduce::When ModelSynchronizer::DelayedStart() const {
+  return ModelJoin::DelayedStart(options_, !reducer_->parameters().empty());
+}
+
+void ModelSynchronizer::MakeJoin() {
+  const auto begin = [this] {
+    FollowIncarnation();
+    CheckFinished();
+  };
+  join_ = std::make_unique<ModelJoin>(
+      ModelJoin::Parts{.synchronizer = *this,
+                       .model = *model_,
+                       .options = options_,
+                       .group = group_,
+                       .statistics = *statistics_,
+                       .buffers = buffers_,
+                       .reducer = *reducer_,
+                       .delayed = delayed_.get(),
+                       .begin = begin,
+                       .equalize = [this](int source) { Equalize(source); }});
+}
+
+void ModelSynchronizer::Equalize(int source) {
+  BroadcastState(Tensors(), source);
+  if (statistics_->has_layers() && !options_.broadcast_buffers) statistics_->Broadcast(source);
+  statistics_->set_may_differ(false);
+  replica_check_.Restart();
+}
 
 void ModelSynchronizer::BroadcastState(const ModelTensors& tensors, int source) const {
   std::vector<NamedTensor> state = tensors.parameters;
@@ -174,7 +200,7 @@ void ModelSynchronizer::BeginIteration() {
 
 // Under a Join the ranks make different numbers of forwards.
 void ModelSynchronizer::CompareReplicas() {
-  if (join_ != nullptr || group_->size() == 1 || !replica_check_.Due()) return;
+  if (join_->active() || group_->size() == 1 || !replica_check_.Due()) return;
   ReplicaCheck::Compare(Tensors().parameters, iteration_, group_->communicator());
 }
 
@@ -197,7 +223,7 @@ void ModelSynchronizer::FollowIncarnation() {
 // Follows a parameter that the module's to() has given a new type or device. Such a parameter has a
 // new gradient accumulator without the reducer's hook.
 void ModelSynchronizer::FollowParameters() {
-  if (join_ != nullptr) {
+  if (join_->active()) {
     throw ConfigurationError(absl::StrCat(
         "rank ", group_->rank(),
         ": a parameter has changed its type, device or shape under a Join: finish the Join first"));
@@ -214,18 +240,12 @@ bool ModelSynchronizer::SyncsBuffers() const {
 
 void ModelSynchronizer::SyncForward() {
   // A Join makes them equal at its end.
-  if (statistics_->may_differ() && join_ == nullptr) statistics_->Broadcast(0);
+  if (statistics_->may_differ() && !join_->active()) statistics_->Broadcast(0);
   const bool sync = SyncsBuffers();
   const BufferSync::Buffers buffers = sync ? buffers_.Read() : BufferSync::Buffers();
   const bool before = sync && buffers_.Due(BufferCommHookLocation::kPreForward, buffers);
   const bool after = sync && buffers_.Due(BufferCommHookLocation::kPostForward, buffers);
-  int source = 0;
-  if (join_ != nullptr && (before || after || join_options_.throw_on_early_termination)) {
-    const ModelEvent event{
-        .kind = ModelEvent::Kind::kForward, .buffers_before = before, .buffers_after = after};
-    const JoinRound round = join_->notify(*this, event.Encode());
-    source = round.source();
-  }
+  const int source = join_->AnnounceForward(before, after);
   if (before) buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source, buffers);
 }
 
@@ -289,7 +309,7 @@ void ModelSynchronizer::CheckUnused() {
 }
 
 void ModelSynchronizer::OnReductionComplete() {
-  in_join_event_ = false;
+  join_->OnReductionComplete();
   CheckUnused();
   buffers_.Finish(*group_);
   if (delayed_ && !reducer_->parameters().empty()) delayed_->Complete(reducer_->divisor());
@@ -331,7 +351,7 @@ bool ModelSynchronizer::LookForStranger(const std::vector<int>& unused) {
 
 void ModelSynchronizer::UpdateProcessGroup(std::shared_ptr<ProcessGroup> group) {
   if (!group) throw ConfigurationError("update_process_group needs a process group");
-  if (join_ != nullptr) {
+  if (join_->active()) {
     throw ConfigurationError("update_process_group cannot be called under a Join: finish it first");
   }
   reducer_->CheckFinished();
@@ -379,7 +399,7 @@ bool ModelSynchronizer::FinalizesAfterBackward() const {
 
 void ModelSynchronizer::SetBucketLayout(std::vector<std::vector<std::string>> layout) {
   if (layout.empty()) throw ConfigurationError("set_bucket_layout needs at least one bucket");
-  if (join_ != nullptr) {
+  if (join_->active()) {
     throw ConfigurationError("set_bucket_layout cannot be called under a Join: finish it first");
   }
   reducer_->CheckFinished();
@@ -418,122 +438,6 @@ void ModelSynchronizer::AgreeOnHooks() const {
   AgreeOnModel(*group_, metadata, "comm hooks (register the same on all of them)");
 }
 
-// ---- Join.
-
-// The hook of a Join: repeats the collectives of the other ranks on a rank without inputs.
-class ModelSynchronizer::Shadow : public JoinHook {
- public:
-  explicit Shadow(ModelSynchronizer* synchronizer) : synchronizer_(synchronizer) {}
-
-  void on_join() override {
-    synchronizer_->FollowIncarnation();
-    synchronizer_->CheckFinished();
-  }
-  void main_hook(const JoinRound& round) override { synchronizer_->ShadowRound(round); }
-  void post_hook(bool is_last_joiner, int last_joiner) override {
-    synchronizer_->FinishJoin(last_joiner);
-  }
-
- private:
-  ModelSynchronizer* const synchronizer_;
-};
-
-std::unique_ptr<JoinHook> ModelSynchronizer::join_hook(const JoinOptions& options) {
-  if (reducer_->hook_name() == kMixedPrecisionHook && !options.divide_by_initial_world_size) {
-    throw ConfigurationError(
-        "mixed_precision reduces by a hook, which divides by the world size: a Join over it needs "
-        "divide_by_initial_world_size");
-  }
-  statistics_->CheckJoin();
-  join_options_ = options;
-  return std::make_unique<Shadow>(this);
-}
-
-void ModelSynchronizer::enter_join(Join* join) {
-  join_ = join;
-  was_joined_ = true;
-  in_join_event_ = false;
-  reducer_->set_announce([this](PassParts parts) {
-    const JoinRound round = join_->notify(*this, ModelEvent{.parts = parts}.Encode());
-    in_join_event_ = true;
-    return StartOf(round);
-  });
-  statistics_->set_announce([this] {
-    return join_->notify(*this, ModelEvent{.kind = ModelEvent::Kind::kStatistics}.Encode())
-        .source();
-  });
-  if (!delayed_) return;
-  delayed_->set_start(reducer_->parameters().empty() ? DelayedAllReduce::When::kAtTriggerAlone
-                                                     : DelayedAllReduce::When::kAfterBuckets);
-  delayed_->set_announce([this] {
-    const ModelEvent event{.kind = ModelEvent::Kind::kDelayed};
-    return StartOf(join_->notify(*this, event.Encode())).divisor;
-  });
-}
-
-// With the same graph on every rank, the trigger has the same place among the buckets.
-DelayedAllReduce::When ModelSynchronizer::DelayedStart() const {
-  if (reducer_->parameters().empty()) return DelayedAllReduce::When::kAtTriggerAlone;
-  return options_.find_unused_parameters || options_.static_graph
-             ? DelayedAllReduce::When::kAfterBuckets
-             : DelayedAllReduce::When::kAtTrigger;
-}
-
-std::string ModelSynchronizer::join_name() const { return model_->name(); }
-
-std::string ModelSynchronizer::join_event_name(int event) const {
-  return ModelEvent::Decode(event).ToString();
-}
-
-void ModelSynchronizer::leave_join() {
-  join_ = nullptr;
-  reducer_->set_announce({});
-  statistics_->set_announce(nullptr);
-  if (!delayed_) return;
-  delayed_->set_announce({});
-  delayed_->set_start(DelayedStart());
-}
-
-// The same on all ranks.
-Reducer::PassStart ModelSynchronizer::StartOf(const JoinRound& round) const {
-  const bool by_all = join_options_.divide_by_initial_world_size;
-  return {.divisor = by_all ? group_->size() : round.num_active(), .source = round.source()};
-}
-
-void ModelSynchronizer::ShadowRound(const JoinRound& round) {
-  const int source = round.source();
-  const ModelEvent event = ModelEvent::Decode(round.event);
-  switch (event.kind) {
-    case ModelEvent::Kind::kDelayed:
-      return delayed_->Shadow();
-    case ModelEvent::Kind::kStatistics:
-      return statistics_->Shadow(source);
-    case ModelEvent::Kind::kPass:
-      reducer_->Shadow(event.parts, StartOf(round));
-      if (delayed_) delayed_->Shadow();
-      return buffers_.Finish(*group_);
-    case ModelEvent::Kind::kForward:
-      if (event.buffers_before) buffers_.Run(*group_, BufferCommHookLocation::kPreForward, source);
-      if (event.buffers_after) buffers_.Run(*group_, BufferCommHookLocation::kPostForward, source);
-  }
-}
-
-void ModelSynchronizer::FinishJoin(int last_joiner) {
-  buffers_.Finish(*group_);
-  BroadcastState(Tensors(), last_joiner);
-  if (statistics_->has_layers() && !options_.broadcast_buffers) statistics_->Broadcast(last_joiner);
-  statistics_->set_may_differ(false);
-  replica_check_.Restart();
-  if (!options_.static_graph) return;
-  // A rank that never had inputs has not counted the graph. Then all ranks count again.
-  const at::Tensor counted =
-      at::tensor({reducer_->must_count() ? 0 : 1}, at::kInt).to(group_->device());
-  Communicator::Pending pending =
-      group_->communicator().AllReduceMin(counted, {"the end of a join"});
-  group_->communicator().Wait(pending);
-  if (group_->to_host(counted).item<int>() == 0) reducer_->ForgetCounts();
-}
-
 // ---- Reports.
 
 DDPLoggingData ModelSynchronizer::LoggingData() const {
@@ -543,7 +447,7 @@ DDPLoggingData ModelSynchronizer::LoggingData() const {
   data.world_size = group_->size();
   data.rank = group_->rank();
   FillOptions(options_, data);
-  data.join_uneven_inputs = was_joined_;
+  data.join_uneven_inputs = join_->was_active();
   data.has_sync_bn = statistics_->has_layers();
   data.iteration = iteration_;
   DescribeParameters(*reducer_, data);

@@ -11,7 +11,6 @@
 #include <ATen/core/Tensor.h>
 
 #include "ddp/comm_hook.h"
-#include "ddp/join.h"
 #include "ddp/logging_data.h"
 #include "ddp/mixed_precision/mixed_precision_parameters.h"
 #include "ddp/model/replica_check.h"
@@ -20,6 +19,7 @@
 #include "ddp/reducer/iteration_timer.h"
 #include "ddp/reducer/reducer.h"
 #include "ddp/wrapper/buffer_sync.h"
+#include "ddp/wrapper/model_join.h"
 
 namespace ddp {
 class ProcessGroup;
@@ -54,12 +54,12 @@ class WrappedParameters;
 // by the next BeforeForward(). The BeforeForward() after that starts again with all ranks.
 //
 // Thread-compatible.
-class ModelSynchronizer : public Joinable {
+class ModelSynchronizer {
  public:
   // Throws as the constructor of DistributedDataParallel does. Exactly one of options.process_group
   // and options.device_mesh must be set.
   ModelSynchronizer(std::shared_ptr<const ModelView> model, DistributedDataParallelOptions options);
-  ~ModelSynchronizer() override;
+  ~ModelSynchronizer();
   ModelSynchronizer(const ModelSynchronizer&) = delete;
   ModelSynchronizer& operator=(const ModelSynchronizer&) = delete;
 
@@ -108,17 +108,9 @@ class ModelSynchronizer : public Joinable {
   const Reducer& reducer() const { return *reducer_; }
   const std::shared_ptr<ProcessGroup>& group() const { return group_; }
 
-  // The interface of Joinable.
-  std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
-  std::shared_ptr<ProcessGroup> join_process_group() override { return group_; }
-  void enter_join(Join* join) override;
-  void leave_join() override;
-  std::string join_name() const override;
-  std::string join_event_name(int event) const override;
-  bool in_join_event() const override { return join_ != nullptr && in_join_event_; }
+  ModelJoin& join() const { return *join_; }
 
  private:
-  class Shadow;
   struct Listener {
     std::weak_ptr<const void> owner;
     OnForward run;
@@ -142,14 +134,13 @@ class ModelSynchronizer : public Joinable {
   [[noreturn]] void ThrowNoOutputs(bool complete);
   void CompareReplicas();
   void SyncForward();
-  Reducer::PassStart StartOf(const JoinRound& round) const;
-  void ShadowRound(const JoinRound& round);
-  void FinishJoin(int last_joiner);
   void CheckUnused();
   void OnReductionComplete();
   void WarnOfBareBackward(const std::string& parameter);
   bool LookForStranger(const std::vector<int>& unused);
   void SetUpMixedPrecision(const ModelTensors& tensors);
+  void MakeJoin();
+  void Equalize(int source);
 
   const std::shared_ptr<const ModelView> model_;
   std::vector<Listener> on_forward_;
@@ -164,16 +155,12 @@ class ModelSynchronizer : public Joinable {
   ReplicaCheck replica_check_;
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<DelayedAllReduce> delayed_;
+  std::unique_ptr<ModelJoin> join_;
   bool synchronize_ = true;
   std::string change_;  // of a parameter since the ranks were compared; empty: none
   bool warned_of_bare_backward_ = false;
   bool warned_of_stranger_ = false;
   std::vector<int> unused_;  // by this rank in the last pass
-
-  Join* join_ = nullptr;
-  JoinOptions join_options_;
-  bool was_joined_ = false;
-  bool in_join_event_ = false;  // a reduction is announced and not complete
 
   IterationTimer timer_;
   int64_t iteration_ = 0;
