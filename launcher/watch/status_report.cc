@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/text/text_table.h"
 #include "launcher/output/printable.h"
 #include "nlohmann/json.hpp"
 
@@ -79,34 +80,6 @@ std::string LeaseLeft(const NodeStatus& node) {
 std::string NodeName(const NodeStatus& node) {
   return Printable(node.row.host.empty() ? node.node : node.row.host);
 }
-
-// A table whose columns are as wide as their widest text.
-class Table {
- public:
-  explicit Table(std::vector<std::string> header) { Add(std::move(header)); }
-  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-
-  std::string Text() const {
-    std::vector<size_t> widths;
-    for (const std::vector<std::string>& row : rows_) {
-      widths.resize(std::max(widths.size(), row.size()));
-      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-    }
-    std::string text;
-    for (const std::vector<std::string>& row : rows_) {
-      std::string line = " ";
-      for (size_t i = 0; i < row.size(); ++i) {
-        absl::StrAppend(&line, " ", row[i], std::string(widths[i] - row[i].size() + 1, ' '));
-      }
-      line.erase(line.find_last_not_of(' ') + 1);
-      absl::StrAppend(&text, line, "\n");
-    }
-    return text;
-  }
-
- private:
-  std::vector<std::vector<std::string>> rows_;
-};
 
 // Collects lines of one kind: keeps the first few and counts the rest.
 class Lines {
@@ -259,7 +232,7 @@ std::string Nodes(const JobStatus& status, size_t rows_max) {
     return IsLost(*node) || !node->row_known || !node->is_member;
   });
   if (nodes.empty()) return "";
-  Table table({"NODE", "HOST", "ROLE", "STATE", "LEASE LEFT", "RANKS", "AGENT"});
+  TextTable table({"NODE", "HOST", "ROLE", "STATE", "LEASE LEFT", "RANKS", "AGENT"});
   for (const NodeStatus* node : nodes) {
     table.Add({node->is_member ? OrDash(node->row.group_rank) : "waits", NodeName(*node),
                OrDash(node->row.role), OrDash(node->row.state), LeaseLeft(*node), RanksOf(*node),
@@ -286,7 +259,7 @@ std::string Ranks(const JobStatus& status, size_t rows_max) {
            IsLost(*entry.node);
   });
   if (entries.empty()) return "";
-  Table table(
+  TextTable table(
       {"RANK", "HOST", "LOCAL", "PID", "STEP", "STEPS/S", "PHASE", "LAST STEP", "OWN TIME"});
   for (const Entry& entry : entries) {
     const RankRow& rank = *entry.rank;
@@ -306,7 +279,7 @@ std::string Ranks(const JobStatus& status, size_t rows_max) {
 
 std::string Failures(const JobStatus& status) {
   if (status.failures.empty()) return "";
-  Table table({"LAST FAILURES", "GENERATION", "RANK", "HOST", "CAUSE"});
+  TextTable table({"LAST FAILURES", "GENERATION", "RANK", "HOST", "CAUSE"});
   for (const FailureStatus& failure : status.failures) {
     const double age = std::max(0.0, status.unix_time_s - failure.unix_time_s);
     table.Add({Ago(age) + " ago", absl::StrCat(failure.generation), OrDash(failure.rank),
