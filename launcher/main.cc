@@ -22,6 +22,7 @@
 #include "base/status_macros.h"
 #include "elastic/agent/job_result.h"
 #include "elastic/job/job_spec.h"
+#include "launcher/checkpoint/checkpoint_command.h"
 #include "launcher/flags/command_line.h"
 #include "launcher/flags/completion.h"
 #include "launcher/flags/exit_code.h"
@@ -40,6 +41,7 @@
 #include "launcher/output/say.h"
 #include "launcher/process/keeper.h"
 #include "launcher/process/private_folder.h"
+#include "launcher/subcommands/subcommand.h"
 #include "launcher/watch/status_command.h"
 #include "store/redis/redis_endpoint.h"
 
@@ -193,7 +195,8 @@ int Main(int argc, char** argv) {
   OpenMissingStandardStreams();
   ::signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (IsStatusCommand(arguments, &ProgramExists)) return RunStatusCommand(arguments);
+  if (IsSubcommand("status", arguments, &ProgramExists)) return RunStatusCommand(arguments);
+  if (IsSubcommand("checkpoint", arguments, &ProgramExists)) return RunCheckpointCommand(arguments);
   const absl::StatusOr<CommandLine> command_line =
       ParseCommandLine(arguments, &EnvironmentVariable);
   if (!command_line.ok()) return Fail(command_line.status(), kUsageError);
@@ -218,7 +221,7 @@ int Main(int argc, char** argv) {
                      .path = EnvironmentVariable("PATH")});
   if (!command.ok()) {
     const std::string why(command.status().message());
-    Say(absl::StrCat(why, HiddenStatusCommandHint(arguments)));
+    Say(absl::StrCat(why, HiddenSubcommandHint(arguments)));
     return ExitCodeOf(elastic::JobEndReason::kCannotStart, options->exit_code);
   }
 

@@ -296,6 +296,7 @@ BANS = [
             "elastic/timers/timer_pipe.cc": "PyTorch's timers end by the host's clock",
             "elastic/timers/timer_pipe_test.cc": "the same",
             "elastic/checkpoint/checkpointer.cc": "saved_unix_seconds of a manifest, for people",
+            "launcher/checkpoint/checkpoint_command.cc": "the ages of checkpoints, for people",
             "elastic/worker/error_file.cc": "the timestamp is part of torchrun's format",
             "launcher/job.cc": "the same, of a root cause on another node",
             "elastic/worker/fatal_signal.cc": "the same, in a signal handler",
@@ -388,7 +389,7 @@ def flags_in_main(files):
 # tests, testing/. What is not public is guarded by visibility: see the groups in BUILD.bazel.
 PUBLIC_LAYERS = {
     "ddp": ["elastic/checkpoint", "elastic/data", "elastic/training", "elastic/worker", "train"],
-    "elastic/checkpoint": ["elastic/training"],
+    "elastic/checkpoint": ["elastic/training", "launcher/checkpoint"],
     "elastic/data": ["elastic/checkpoint", "elastic/training"],
     "elastic/health": ["elastic/agent", "elastic/job", "elastic/worker", "launcher"],
     "elastic/training": [],
@@ -401,11 +402,12 @@ PUBLIC_LAYERS = {
 FOR_ALL = ("testing", "tools", "examples")
 TORCH_FREE = ("base/", "ddp/comm/arena/", "ddp/comm/check/", "ddp/comm/host_group/",
               "ddp/comm/kernels/", "ddp/comm/meeting/", "ddp/comm/reports/", "ddp/graph/cut/",
-              "ddp/health/", "launcher/", "store/",
-              "elastic/agent/", "elastic/checkpoint/file_system/", "elastic/checkpoint/folder/",
-              "elastic/checkpoint/format/", "elastic/checkpoint/retention/",
-              "elastic/checkpoint/save_load/", "elastic/error_file/", "elastic/health/",
-              "elastic/job/", "elastic/rendezvous/", "elastic/timers/")
+              "ddp/health/", "launcher/", "store/", "elastic/agent/",
+              "elastic/checkpoint/file_system/", "elastic/checkpoint/folder/",
+              "elastic/checkpoint/format/", "elastic/checkpoint/inspect/",
+              "elastic/checkpoint/retention/", "elastic/checkpoint/save_load/",
+              "elastic/error_file/", "elastic/health/", "elastic/job/", "elastic/rendezvous/",
+              "elastic/timers/")
 # The torch-bound types of otherwise torch-free folders.
 TORCH_BOUND = ("ddp/comm/meeting/c10d_group_store.h", "ddp/comm/meeting/c10d_group_store.cc",
                "ddp/comm/meeting/c10d_group_store_test.cc", "store/redis_store/redis_store.h",
@@ -443,6 +445,7 @@ def torch_free(files):
 ROOMS = {
     "base": "time, events, files, locks, names and text that several other folders need",
     "base/process": "starting, finding and holding a process",
+    "base/text": "text for people: tables",
     "ddp": "the public headers of what a trainer links, and their BUILD file",
     "ddp/activation_checkpoint": "segments of a model that run again in the backward",
     "ddp/comm": "the collectives: the communicator, and what it starts and waits for",
@@ -486,6 +489,7 @@ ROOMS = {
     "elastic/checkpoint/folder": "the folder of a job's checkpoints: its entries, its owner",
     "elastic/checkpoint/format": "the files of a checkpoint: manifest, safetensors, hashes, IDs",
     "elastic/checkpoint/group": "the ranks that save and restore together",
+    "elastic/checkpoint/inspect": "a folder of checkpoints seen from outside of a job",
     "elastic/checkpoint/retention": "the decision which checkpoints of a run stay",
     "elastic/checkpoint/save_load": "one save and one load: the steps that all ranks make",
     "elastic/checkpoint/tensors": "a model and an optimizer as tensors of a checkpoint",
@@ -506,11 +510,13 @@ ROOMS = {
     "examples/sync_batch_norm": "a trainer whose ranks normalize by their joint batch",
     "examples/zero": "a trainer whose optimizer state is divided among the ranks",
     "launcher": "ddprun's main() and the job that it runs",
+    "launcher/checkpoint": "ddprun checkpoint: its arguments, its progress, its exit codes",
     "launcher/end_to_end": "tests of the whole ddprun, and the workers that they start",
     "launcher/flags": "the table of flags, and the options that flags and variables make",
     "launcher/meeting": "the place where nodes meet, and the servers that ddprun starts for it",
     "launcher/output": "lines for people: console, log files, prefixes, the failure report",
     "launcher/process": "workers as processes: start, CPUs, private folder, the keeper",
+    "launcher/subcommands": "the words that are no programs, and their flags",
     "launcher/watch": "a running job seen from outside: ddprun status, metrics, job marker",
     "store/redis": "a client of Redis: address, connections, scripts",
     "store/redis/wire": "the protocol of Redis: requests to bytes, bytes to replies and pushes",

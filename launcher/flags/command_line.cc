@@ -256,6 +256,7 @@ std::string HelpText() {
   std::string text =
       "Usage: ddprun [flags] PROGRAM [arguments of the program]\n"
       "       ddprun status [flags]    what jobs do now; see ddprun status --help\n"
+      "       ddprun checkpoint VERB   checkpoints on disk; see ddprun checkpoint --help\n"
       "\n"
       "Starts PROGRAM once per worker, restarts all workers when one fails, and leaves no process\n"
       "behind. A PROGRAM whose name ends in .py runs under $PYTHON_EXEC (else python3) -u; any\n"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +10,8 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "launcher/flags/flag_table.h"
-#include "launcher/flags/status_flags.h"
+#include "launcher/subcommands/checkpoint_flags.h"
+#include "launcher/subcommands/status_flags.h"
 
 namespace ddp::launcher {
 namespace {
@@ -66,10 +68,25 @@ _ddprun() {
   local all='@ALL@ '
   local with_value='@WITH_VALUE@ '
   local of_status='@OF_STATUS@ '
+  local verbs='@VERBS@' of_verb
   local current=${COMP_WORDS[COMP_CWORD]} flag='' word i
   COMPREPLY=()
   if [[ $COMP_CWORD -gt 1 && ${COMP_WORDS[1]} == status && ! -f status ]] && ! type -P status; then
     [[ $current == -* ]] && COMPREPLY=($(compgen -W "$of_status" -- "${current//_/-}"))
+    return
+  fi >/dev/null
+  if [[ $COMP_CWORD -gt 1 && ${COMP_WORDS[1]} == checkpoint && ! -f checkpoint ]] &&
+      ! type -P checkpoint; then
+    case ${COMP_WORDS[2]} in
+@CHECKPOINT_CASES@      *) of_verb='--help' ;;
+    esac
+    if [[ $current == -* ]]; then
+      COMPREPLY=($(compgen -W "$of_verb" -- "${current//_/-}"))
+    elif [[ $COMP_CWORD == 2 ]]; then
+      COMPREPLY=($(compgen -W "$verbs" -- "$current"))
+    elif [[ $current != '=' && ${COMP_WORDS[COMP_CWORD-1]} != '=' ]]; then
+      COMPREPLY=($(compgen -d -- "$current"))
+    fi
     return
   fi >/dev/null
   for ((i = 1; i < COMP_CWORD; ++i)); do
@@ -86,8 +103,8 @@ _ddprun() {
     fi
   done
   [[ $current == '=' ]] && current=''
-  if [[ $COMP_CWORD == 1 && -n $current && status == "$current"* ]]; then
-    COMPREPLY=(status)
+  if [[ $COMP_CWORD == 1 && -n $current ]]; then
+    COMPREPLY=($(compgen -W 'status checkpoint' -- "$current"))
   fi
   case $flag in
     '')
@@ -102,6 +119,19 @@ _ddprun() {
 complete -o default -F _ddprun ddprun
 )";
 
+// Returns one case for each verb of `ddprun checkpoint`, with its flags.
+std::string BashCheckpointCases() {
+  std::string cases;
+  for (const std::string verb : kCheckpointVerbs) {
+    absl::StrAppend(&cases, "      ", verb, ") of_verb='");
+    for (const CheckpointFlag& flag : kCheckpointFlags) {
+      if (*flag.verb == '\0' || verb == flag.verb) absl::StrAppend(&cases, "--", flag.name, " ");
+    }
+    absl::StrAppend(&cases, "' ;;\n");
+  }
+  return cases;
+}
+
 std::string BashScript() {
   std::string all;
   std::string with_value;
@@ -112,6 +142,8 @@ std::string BashScript() {
   std::string of_status;
   for (const StatusFlag& flag : kStatusFlags) absl::StrAppend(&of_status, " --", flag.name);
   return absl::StrReplaceAll(kBash, {{"@ALL@", all},
+                                     {"@VERBS@", absl::StrJoin(kCheckpointVerbs, " ")},
+                                     {"@CHECKPOINT_CASES@", BashCheckpointCases()},
                                      {"@WITH_VALUE@", with_value},
                                      {"@OF_STATUS@", of_status},
                                      {"@CASES@", BashCases()}});
@@ -136,7 +168,7 @@ constexpr char kZshBegin[] = R"(#compdef ddprun
 # Completion of ddprun for zsh.
 _ddprun_program() {
   local -a subcommand
-  (( CURRENT == 2 )) && subcommand=('commands:subcommand:(status)')
+  (( CURRENT == 2 )) && subcommand=('commands:subcommand:(status checkpoint)')
   _alternative $subcommand 'programs:program:_command_names -e' 'files:script:_files'
 }
 _ddprun() {
@@ -144,6 +176,17 @@ _ddprun() {
     shift words
     (( CURRENT-- ))
     _arguments -S @OF_STATUS@
+    return
+  fi
+  if [[ $CURRENT -gt 2 && $words[2] == checkpoint && ! -f checkpoint ]] &&
+      ! (( $+commands[checkpoint] )); then
+    shift words
+    (( CURRENT-- ))
+    local -a of_verb
+    case $words[2] in
+@CHECKPOINT_CASES@    esac
+    _arguments -S $of_verb '--help[what the verbs and flags mean]' \
+        '1:verb:(@VERBS@)' '*:folder:_files -/'
     return
   fi
   # Flags come in two spellings; _arguments knows one.
@@ -156,13 +199,32 @@ _ddprun() {
   _arguments -S \
 )";
 
+// Returns one case for each verb of `ddprun checkpoint`, with its flags other than --help.
+std::string ZshCheckpointCases() {
+  std::string cases;
+  for (const std::string verb : kCheckpointVerbs) {
+    absl::StrAppend(&cases, "      ", verb, ") of_verb=(");
+    for (const CheckpointFlag& flag : kCheckpointFlags) {
+      if (std::string(flag.name) == "help") continue;
+      if (*flag.verb != '\0' && verb != flag.verb) continue;
+      absl::StrAppend(&cases, "'--", flag.name, flag.takes_value ? "=[" : "[", flag.help, "]",
+                      flag.takes_value ? ":value: ' " : "' ");
+    }
+    absl::StrAppend(&cases, ") ;;\n");
+  }
+  return cases;
+}
+
 std::string ZshScript() {
   std::string of_status;
   for (const StatusFlag& flag : kStatusFlags) {
     absl::StrAppend(&of_status, " '--", flag.name, flag.takes_value ? "=[" : "[", flag.help, "]",
                     flag.takes_value ? ":value: '" : "'");
   }
-  std::string script = absl::StrReplaceAll(kZshBegin, {{" @OF_STATUS@", of_status}});
+  std::string script =
+      absl::StrReplaceAll(kZshBegin, {{" @OF_STATUS@", of_status},
+                                      {"@CHECKPOINT_CASES@", ZshCheckpointCases()},
+                                      {"@VERBS@", absl::StrJoin(kCheckpointVerbs, " ")}});
   const auto add = [&](const FlagSpec& flag, const std::string& name) {
     absl::StrAppend(&script, "    '", name, "[", ZshText(flag), "]");
     if (flag.takes_value) {

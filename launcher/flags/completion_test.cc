@@ -124,6 +124,14 @@ TEST_F(BashCompletionTest, TheSubcommandAndItsOwnFlags) {
   EXPECT_THAT(Complete({"status", "--json", "--rdzv_"}),
               ElementsAre("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"));
   EXPECT_THAT(Complete({"status", "--rdzv-id", "="}), IsEmpty());
+  EXPECT_THAT(Complete({"checkp"}), Contains("checkpoint"));
+  EXPECT_THAT(Complete({"checkpoint", ""}), ElementsAre("ls", "show", "verify", "diff", "prune"));
+  EXPECT_THAT(Complete({"checkpoint", "v"}), ElementsAre("verify"));
+  EXPECT_THAT(Complete({"checkpoint", "prune", "--"}),
+              ElementsAre("--keep-last", "--dry-run", "--json", "--help"));
+  EXPECT_THAT(Complete({"checkpoint", "ls", "--"}), ElementsAre("--json", "--help"));
+  EXPECT_THAT(Complete({"checkpoint", "ls", "/us"}), ElementsAre("/usr"));
+  EXPECT_THAT(Complete({"checkpoint", "prune", "--keep-last", "="}), IsEmpty());
 }
 
 TEST(ZshCompletionScriptTest, EveryFlagWithItsValues) {
@@ -133,7 +141,7 @@ TEST(ZshCompletionScriptTest, EveryFlagWithItsValues) {
     EXPECT_THAT(script, HasSubstr(absl::StrCat("'--", flag.name, flag.takes_value ? "=[" : "[")));
   }
   EXPECT_THAT(script, AllOf(HasSubstr(":(cpu gpu auto)'"), HasSubstr(":_files -/'")));
-  EXPECT_THAT(script, AllOf(HasSubstr("'commands:subcommand:(status)'"),
+  EXPECT_THAT(script, AllOf(HasSubstr("'commands:subcommand:(status checkpoint)'"),
                             HasSubstr(" '--rdzv-id=[the job there]:value: '")));
   // The number of quotes is even: none ends early.
   EXPECT_EQ(std::count(script.begin(), script.end(), '\'') % 2, 0);
@@ -217,6 +225,9 @@ TEST_F(ZshCompletionTest, ProgramsScriptsAndWhatIsTheProgramsOwn) {
 TEST_F(ZshCompletionTest, TheSubcommandAndItsOwnFlags) {
   EXPECT_THAT(Complete("ddprun statu"), ElementsAre("status"));
   EXPECT_THAT(Complete("ddprun --standalone statu"), Not(Contains("status")));
+  EXPECT_THAT(Complete("ddprun checkp"), Contains("checkpoint"));
+  EXPECT_THAT(Complete("ddprun checkpoint ver"), ElementsAre("verify"));
+  EXPECT_THAT(Complete("ddprun checkpoint prune --keep"), Contains("--keep-last"));
   EXPECT_THAT(Complete("ddprun status --rdzv-"),
               ElementsAre("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"));
 }

@@ -12,15 +12,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/environment.h"
-#include "base/process/path_search.h"
 #include "base/status_macros.h"
 #include "elastic/agent/job_status.h"
 #include "elastic/agent/say_line.h"
 #include "elastic/rendezvous/job_reader.h"
 #include "launcher/flags/flag_reader.h"
 #include "launcher/flags/rendezvous_choice.h"
-#include "launcher/flags/status_flags.h"
 #include "launcher/output/printable.h"
+#include "launcher/subcommands/status_flags.h"
 #include "launcher/watch/job_marker.h"
 #include "launcher/watch/status_report.h"
 #include "store/redis/redis_connection.h"
@@ -31,7 +30,6 @@ namespace {
 
 using elastic::JobStatus;
 
-constexpr char kCommand[] = "status";
 constexpr char kDefaultRunId[] = "none";
 constexpr int kUsageError = 2;
 constexpr int kError = 1;
@@ -281,22 +279,6 @@ int ComplainOfNothing(const StatusRequest& request) {
 }
 
 }  // namespace
-
-bool IsStatusCommand(const std::vector<std::string>& arguments,
-                     const std::function<bool(const std::string&)>& program_exists) {
-  return !arguments.empty() && arguments[0] == kCommand && !program_exists(kCommand);
-}
-
-std::string HiddenStatusCommandHint(const std::vector<std::string>& arguments) {
-  if (arguments.empty() || arguments[0] != kCommand) return "";
-  return "; the file status in this folder hides the subcommand 'ddprun status': give that in "
-         "another folder";
-}
-
-bool ProgramExists(const std::string& name) {
-  return IsRegularFile(name) ||
-         SearchPath(name, EnvironmentVariable("PATH").value_or(kDefaultPath)).has_value();
-}
 
 absl::StatusOr<StatusRequest> ParseStatusArguments(const std::vector<std::string>& arguments,
                                                    const VariableGetter& environment) {

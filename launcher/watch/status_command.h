@@ -2,7 +2,6 @@
 #define DDP_LAUNCHER_WATCH_STATUS_COMMAND_H_
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,26 +13,6 @@
 namespace ddp::launcher {
 
 // `ddprun status`: reads a job from its store and shows it to a person or as JSON.
-//
-// In main(), before the arguments are used otherwise:
-//
-//   if (IsStatusCommand(arguments, &ProgramExists)) return RunStatusCommand(arguments);
-//
-// The word `status` is this command only as the first argument, and only if no program of that name
-// would be run: neither a file in the current folder nor one on PATH. `ddprun -- status` is always
-// the program.
-
-// Returns true when `arguments`, those of main() without argv[0], are this command.
-// `program_exists` is called at most for the word `status`.
-bool IsStatusCommand(const std::vector<std::string>& arguments,
-                     const std::function<bool(const std::string&)>& program_exists);
-
-// Returns a hint for the message that a program cannot be run, where the user may have meant this
-// command: a file named `status` that cannot be run hides it. Empty otherwise.
-std::string HiddenStatusCommandHint(const std::vector<std::string>& arguments);
-
-// Returns true when `name` is a file in the current folder or an executable on PATH.
-bool ProgramExists(const std::string& name);
 
 // Parsed arguments of `ddprun status`.
 struct StatusRequest {

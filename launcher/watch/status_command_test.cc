@@ -11,31 +11,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-bool Always(const std::string&) { return true; }
-bool Never(const std::string&) { return false; }
-
-TEST(IsStatusCommandTest, IsTheFirstWordUnlessItIsAProgram) {
-  EXPECT_TRUE(IsStatusCommand({"status"}, &Never));
-  EXPECT_TRUE(IsStatusCommand({"status", "--json"}, &Never));
-  EXPECT_FALSE(IsStatusCommand({"status"}, &Always));
-  EXPECT_FALSE(IsStatusCommand({}, &Never));
-  EXPECT_FALSE(IsStatusCommand({"--", "status"}, &Never));
-  EXPECT_FALSE(IsStatusCommand({"--nnodes=1", "status"}, &Never));
-  EXPECT_FALSE(IsStatusCommand({"./status"}, &Never));
-}
-
-TEST(IsStatusCommandTest, AFileThatHidesItIsNamed) {
-  EXPECT_THAT(HiddenStatusCommandHint({"status", "--json"}),
-              HasSubstr("the file status in this folder hides the subcommand 'ddprun status'"));
-  EXPECT_EQ(HiddenStatusCommandHint({"--", "status"}), "");
-  EXPECT_EQ(HiddenStatusCommandHint({}), "");
-}
-
-TEST(ProgramExistsTest, LooksWhereAProgramWouldBeFound) {
-  EXPECT_TRUE(ProgramExists("sh"));
-  EXPECT_FALSE(ProgramExists("no_such_program_anywhere"));
-}
-
 class ParseStatusArgumentsTest : public ::testing::Test {
  protected:
   absl::StatusOr<StatusRequest> Parse(const std::vector<std::string>& arguments) {

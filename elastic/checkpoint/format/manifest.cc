@@ -1,3 +1,5 @@
+// Length: the writer, the check before writing and the parser of one format, field by field.
+
 #include "elastic/checkpoint/format/manifest.h"
 
 #include <algorithm>
@@ -441,13 +443,22 @@ absl::Status CheckManifest(const Manifest& manifest) {
   return absl::InvalidArgumentError("the manifest cannot be written: it would be read as another");
 }
 
-absl::StatusOr<Manifest> ParseManifest(const std::string& text) {
-  // The hash is checked first, so that the parser reads only a text that a save wrote.
+absl::Status CheckManifestHash(const std::string& text) {
   const size_t trailer_bytes = sizeof(kTrailerBegin) - 1 + kHexDigits + sizeof(kTrailerEnd) - 1;
   if (text.size() < trailer_bytes || text.substr(text.size() - trailer_bytes) !=
                                          Trailer(text.substr(0, text.size() - trailer_bytes))) {
     return absl::DataLossError("the manifest does not match its own XXH3-128");
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Manifest> ParseManifest(const std::string& text) {
+  // The hash is checked first, so that the parser reads only a text that a save wrote.
+  DDP_RETURN_IF_ERROR(CheckManifestHash(text));
+  return ParseDamagedManifest(text);
+}
+
+absl::StatusOr<Manifest> ParseDamagedManifest(const std::string& text) {
   DDP_ASSIGN_OR_RETURN(const json root, ParseStrictJson(text));
   if (!root.is_object()) return absl::DataLossError("the manifest is no object");
   absl::Status status;

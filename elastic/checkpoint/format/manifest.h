@@ -100,6 +100,14 @@ absl::Status CheckManifest(const Manifest& manifest);
 // Errors: kDataLoss (damaged or inconsistent), kUnimplemented (another version of the format).
 absl::StatusOr<Manifest> ParseManifest(const std::string& text);
 
+// Returns OK when the hash at the end of the text of a MANIFEST.json is that of the bytes before
+// it. Error: kDataLoss.
+absl::Status CheckManifestHash(const std::string& text);
+
+// Parses as ParseManifest(), but does not check the manifest's own hash. For tools that tell what
+// is damaged: any field of the result may have another value than the writer's.
+absl::StatusOr<Manifest> ParseDamagedManifest(const std::string& text);
+
 // The records of the files that one rank has written, which the rank sends to rank 0. Parsing
 // trusts nothing, as ParseManifest().
 struct WrittenRecords {

@@ -1,5 +1,5 @@
-#ifndef DDP_LAUNCHER_FLAGS_STATUS_FLAGS_H_
-#define DDP_LAUNCHER_FLAGS_STATUS_FLAGS_H_
+#ifndef DDP_LAUNCHER_SUBCOMMANDS_STATUS_FLAGS_H_
+#define DDP_LAUNCHER_SUBCOMMANDS_STATUS_FLAGS_H_
 
 #include <array>
 
@@ -24,4 +24,4 @@ constexpr std::array kStatusFlags = {
 
 }  // namespace ddp::launcher
 
-#endif  // DDP_LAUNCHER_FLAGS_STATUS_FLAGS_H_
+#endif  // DDP_LAUNCHER_SUBCOMMANDS_STATUS_FLAGS_H_
