@@ -8,6 +8,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PYTORCH = "2.15.0"
 # The oracle needs both; the wheel of torch from PyPI is what the build links as well.
 PACKAGES = [f"torch=={PYTORCH}", "numpy"]
+TESTS = [f"//testing/oracle:{n}_test" for n in ("golden", "graph_cut", "optimizer", "schedule")]
 GENERATE = os.path.join(ROOT, "testing", "oracle", "generate.py")
 
 

@@ -27,7 +27,6 @@ import oracle  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONSUMER = "testing/consumer"
-ORACLE_TESTS = [f"//testing/oracle:{name}_test" for name in ("golden", "graph_cut", "schedule")]
 # Another Bazel, or one with startup options: BAZEL="bazel --output_base=..." tools/test.
 BAZEL = shlex.split(os.environ.get("BAZEL", "bazel"))
 # How much of the log of a test that died is shown.
@@ -321,7 +320,7 @@ def run_oracle(flags, totals):
         totals.fail("PyTorch's side of the oracle", str(error))
         return
     flags = [*flags, "--nocache_test_results", f"--test_env=DDP_ORACLE_DIRECTORY={folder}"]
-    for line in run_bazel(ORACLE_TESTS, flags, totals):
+    for line in run_bazel(oracle.TESTS, flags, totals):
         print(line)
 
 

@@ -5,8 +5,8 @@
     generate.py --out golden --golden    # as committed: gradients of the first step only
 
 Writes models.safetensors (what both sides start from), results_N.safetensors and facts_N.json for N
-ranks, rpc.safetensors, graph_cuts.json and schedules.safetensors: see README.md. Needs torch 2.15.0
-and numpy.
+ranks, rpc.safetensors, graph_cuts.json, schedules.safetensors and optimizers.safetensors: see
+README.md. Needs torch 2.15.0 and numpy.
 One thread per rank, so that a second run gives the same bytes.
 """
 
@@ -29,6 +29,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import graph_cuts  # noqa: E402  (found beside this file)
 import models  # noqa: E402
+import optimizers  # noqa: E402
 import rpc_run  # noqa: E402
 import safetensors_file  # noqa: E402
 import schedules  # noqa: E402
@@ -267,6 +268,7 @@ def main(argv):
         safetensors_file.save(os.path.join(options.out, "rpc.safetensors"), rpc_run.merge(folder))
         multiprocessing.spawn(write_cuts, (folder, options.out))
     schedules.write(options.out)
+    optimizers.write(options.out)
 
 
 if __name__ == "__main__":
