@@ -99,6 +99,9 @@ std::unique_ptr<torch::optim::Optimizer> OptimizerOf(const Json& run,
   if (name == "NAdam") return Make<train::NAdam, train::NAdamOptions>(parameters, table);
   if (name == "RAdam") return Make<train::RAdam, train::RAdamOptions>(parameters, table);
   if (name == "Adamax") return Make<train::Adamax, train::AdamaxOptions>(parameters, table);
+  if (name == "SparseAdam") {
+    return Make<train::SparseAdam, train::SparseAdamOptions>(parameters, table);
+  }
   if (name == "Adadelta") return Make<train::Adadelta, train::AdadeltaOptions>(parameters, table);
   if (name == "Adafactor") {
     return Make<train::Adafactor, train::AdafactorOptions>(parameters, table);
@@ -138,6 +141,11 @@ std::vector<torch::Tensor> Trained(const Json& run, const Shapes& shapes) {
       torch::Tensor& parameter = parameters[i];
       const auto noise = Noise(parameter.sizes().vec(), 10 * step + static_cast<int64_t>(i), dtype);
       parameter.mutable_grad() = noise.add(parameter, 0.1);
+      if (run["optimizer"] == "SparseAdam") {
+        const auto rows = torch::arange(step % 2, parameter.size(0), 2, torch::kInt64);
+        parameter.mutable_grad() = torch::sparse_coo_tensor(
+            rows.unsqueeze(0), parameter.grad().index_select(0, rows), parameter.sizes());
+      }
     }
     optimizer->step();
   }

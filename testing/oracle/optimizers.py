@@ -112,6 +112,11 @@ def run(case, shapes):
         for i, parameter in enumerate(parameters):
             gradient = noise(list(parameter.shape), 10 * step + i, dtype)
             parameter.grad = gradient.add(parameter.detach(), alpha=0.1)
+            if case["optimizer"] == "SparseAdam":
+                rows = torch.arange(step % 2, parameter.shape[0], 2)
+                parameter.grad = torch.sparse_coo_tensor(
+                    rows.unsqueeze(0), parameter.grad[rows], parameter.shape, check_invariants=False
+                )
         optimizer.step()
     return [parameter.detach() for parameter in parameters]
 

@@ -177,6 +177,15 @@ std::shared_ptr<LRScheduler> SchedulerOf(const Json& spec, const ScheduledOptimi
     Read(spec, "eta_min", options.eta_min);
     return std::make_shared<train::CosineAnnealingWarmRestarts>(optimizer, options);
   }
+  if (kind == "SWALR") {
+    train::SWALROptions options;
+    Read(spec, "swa_lr", options.swa_lr);
+    Read(spec, "anneal_epochs", options.anneal_epochs);
+    if (spec.value("anneal_strategy", "cos") == "linear") {
+      options.anneal_strategy = train::SWALROptions::Anneal::kLinear;
+    }
+    return std::make_shared<train::SWALR>(optimizer, options);
+  }
   if (!spec.contains("schedulers")) return FactorSchedulerOf(kind, spec, optimizer);
   std::vector<std::shared_ptr<LRScheduler>> parts;
   for (const Json& part : spec["schedulers"]) parts.push_back(SchedulerOf(part, optimizer));

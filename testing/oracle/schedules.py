@@ -16,7 +16,7 @@ import sys
 import warnings
 
 import torch
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, swa_utils
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -50,7 +50,8 @@ def new_optimizer(case):
 
 def new_scheduler(spec, optimizer):
     options = {key: value for key, value in spec.items() if key != "class"}
-    kind = getattr(lr_scheduler, spec["class"])
+    module = swa_utils if spec["class"] == "SWALR" else lr_scheduler
+    kind = getattr(module, spec["class"])
     if "schedulers" in options:
         parts = [new_scheduler(part, optimizer) for part in options.pop("schedulers")]
         if kind is lr_scheduler.ChainedScheduler:

@@ -1,8 +1,11 @@
 #include "train/optim/elementwise.h"
 
 #include <cmath>
+#include <optional>
 
 #include <ATen/ops/abs.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/index_put.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
@@ -171,6 +174,38 @@ void Adadelta::update(at::Tensor parameter, at::Tensor gradient, const AdadeltaO
   const at::Tensor delta = acc_delta.add(options.eps()).sqrt_().div_(root).mul_(g);
   acc_delta.mul_(rho).addcmul_(delta, delta, 1 - rho);
   p.add_(delta, -options.lr());
+}
+
+std::string SparseAdamOptions::Problem() const {
+  return ProblemOf(lr_, eps_, /*weight_decay=*/0) + ProblemOfBetas(betas_);
+}
+
+void SparseAdam::update(at::Tensor parameter, at::Tensor gradient, const SparseAdamOptions& options,
+                        SparseAdamParamState& state) const {
+  if (parameter.is_complex()) {
+    throw ConfigurationError("SparseAdam: a parameter is complex; give it to another optimizer");
+  }
+  if (!state.exp_avg().defined()) {
+    state.exp_avg(ZerosLike(parameter)).exp_avg_sq(ZerosLike(parameter));
+  }
+  const auto [beta1, beta2] = options.betas();
+  const double step = ++state.step();
+  const at::Tensor rows = gradient.coalesce();  // each row once
+  const at::Tensor g = options.maximize() ? rows.values().neg() : rows.values();
+  if (g.numel() == 0) return;
+  c10::List<std::optional<at::Tensor>> places;
+  for (const at::Tensor& indices : rows.indices().unbind()) places.push_back(indices);
+
+  at::Tensor mean = at::index(state.exp_avg(), places);
+  mean.add_(g.sub(mean).mul_(1 - beta1));
+  at::index_put_(state.exp_avg(), places, mean);
+  at::Tensor mean_square = at::index(state.exp_avg_sq(), places);
+  mean_square.add_(g.square().sub_(mean_square).mul_(1 - beta2));
+  at::index_put_(state.exp_avg_sq(), places, mean_square);
+  const double step_size =
+      options.lr() * std::sqrt(1 - std::pow(beta2, step)) / (1 - std::pow(beta1, step));
+  const at::Tensor change = mean.div_(mean_square.sqrt_().add_(options.eps())).mul_(-step_size);
+  at::index_put_(parameter, places, change, /*accumulate=*/true);
 }
 
 }  // namespace ddp::train

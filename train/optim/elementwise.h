@@ -222,6 +222,55 @@ class Adadelta final : public internal::OptimizerOf<AdadeltaOptions, AdadeltaPar
               AdadeltaParamState& state) const override;
 };
 
+class SparseAdamOptions : public internal::OptionsOf<SparseAdamOptions>, public MomentumOptions {
+ public:
+  static constexpr char kName[] = "SparseAdam";
+  static constexpr bool kSparse = true;  // takes sparse gradients only
+
+  SparseAdamOptions(double lr = 1e-3) : lr_(lr) {}  // NOLINT: implicit, as LibTorch's
+  TORCH_ARG(double, lr);
+  TORCH_ARG(Betas, betas) = {0.9, 0.999};
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(bool, maximize) = false;  // steps against the gradient otherwise
+
+ public:
+  double& momentum_or_beta1() override { return std::get<0>(betas_); }
+  std::string Problem() const;
+  template <typename Visit>
+  void ForEachField(Visit visit) {
+    visit("lr", lr_);
+    visit("betas", betas_);
+    visit("eps", eps_);
+    visit("maximize", maximize_);
+  }
+};
+
+class SparseAdamParamState : public internal::ParamStateOf<SparseAdamParamState> {
+  TORCH_ARG(int64_t, step) = 0;
+  TORCH_ARG(at::Tensor, exp_avg) = {};
+  TORCH_ARG(at::Tensor, exp_avg_sq) = {};
+
+ public:
+  template <typename Visit>
+  void ForEachField(Visit visit) {
+    visit("step", step_);
+    visit("exp_avg", exp_avg_);
+    visit("exp_avg_sq", exp_avg_sq_);
+  }
+};
+
+// Adam for sparse gradients, as those of an Embedding with sparse(true): only the rows of a step
+// that have a gradient are read and written. Throws ConfigurationError when a gradient is dense or
+// a parameter complex. A ZeroRedundancyOptimizer takes no sparse gradients.
+class SparseAdam final : public internal::OptimizerOf<SparseAdamOptions, SparseAdamParamState> {
+ public:
+  using internal::OptimizerOf<SparseAdamOptions, SparseAdamParamState>::OptimizerOf;
+
+ protected:
+  void update(at::Tensor parameter, at::Tensor gradient, const SparseAdamOptions& options,
+              SparseAdamParamState& state) const override;
+};
+
 namespace internal {
 
 // Returns "" or the first of the options that is out of range. `beta2` is checked where betas are.

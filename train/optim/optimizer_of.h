@@ -76,7 +76,7 @@ class ParamStateOf : public torch::optim::OptimizerCloneableParamState<Derived> 
 // LibTorch's are, also by a ZeroRedundancyOptimizer.
 //
 // Throws ConfigurationError: the constructor when an option of a parameter group is out of range;
-// step() when a gradient is sparse. Thread-compatible.
+// step() when a gradient is sparse, or dense where Options has kSparse. Thread-compatible.
 template <typename Options, typename State>
 class OptimizerOf : public torch::optim::Optimizer {
  public:
@@ -128,9 +128,11 @@ class OptimizerOf : public torch::optim::Optimizer {
 
   void Update(at::Tensor& parameter, const Options& options) {
     const at::Tensor& gradient = parameter.grad();
-    if (gradient.is_sparse()) {
-      throw ConfigurationError(std::string(Options::kName) +
-                               ": a gradient is sparse; make the layer with sparse(false)");
+    constexpr bool kSparse = requires { Options::kSparse; };
+    if (gradient.is_sparse() != kSparse) {
+      throw ConfigurationError(std::string(Options::kName) + ": a gradient is " +
+                               (kSparse ? "dense; give its parameter to another optimizer"
+                                        : "sparse; make the layer with sparse(false)"));
     }
     auto& state = state_[parameter.unsafeGetTensorImpl()];
     if (state == nullptr) state = std::make_unique<State>();

@@ -228,6 +228,12 @@ TEST(OptimizersTest, MistakesAreNamed) {
          complex[0].mutable_grad() = torch::ones({2}, torch::kComplexFloat);
          LARS(complex).step();
        }},
+      {"SparseAdam: a gradient is dense",
+       [&] {
+         Tensors table = {torch::ones({2, 2})};
+         SetGradients(table, 0);
+         SparseAdam(table).step();
+       }},
       {"RAdam: a gradient is sparse",
        [&] {
          Tensors table = {torch::ones({2, 2})};

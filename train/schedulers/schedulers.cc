@@ -287,4 +287,34 @@ void CosineAnnealingWarmRestarts::load_state(const SavedState& state) {
   cycle_ = cycle;
 }
 
+SWALR::SWALR(ScheduledOptimizer optimizer, SWALROptions options)
+    : LRScheduler(optimizer, "SWALR"), options_(std::move(options)) {
+  options_.swa_lr = internal::ForEachGroup("SWALR: swa_lr", options_.swa_lr, optimizer);
+  Require(options_.anneal_epochs >= 0, "SWALR: anneal_epochs is negative");
+  initial_step();
+}
+
+// Returns the share of swa_lr in the rate.
+double SWALR::ShareAt(int64_t step) const {
+  const double length = std::max<int64_t>(1, options_.anneal_epochs);
+  const double share = std::clamp(step / length, 0.0, 1.0);
+  if (options_.anneal_strategy == SWALROptions::Anneal::kLinear) return share;
+  return (1 - std::cos(kPi * share)) / 2;
+}
+
+std::vector<double> SWALR::get_lr() {
+  int64_t step = step_count() - 1;
+  if (options_.anneal_epochs == 0) step = std::max<int64_t>(1, step);
+  const double before = ShareAt(step - 1);
+  const double now = ShareAt(step);
+  std::vector<double> rates = optimizer().rates();
+  for (size_t i = 0; i < rates.size(); ++i) {
+    const double target = options_.swa_lr[i];
+    // The rate without the share that it has already.
+    const double base = before == 1 ? target : (rates[i] - before * target) / (1 - before);
+    rates[i] = target * now + base * (1 - now);
+  }
+  return rates;
+}
+
 }  // namespace ddp::train

@@ -198,6 +198,29 @@ class CosineAnnealingWarmRestarts final : public LRScheduler {
   int64_t cycle_;         // steps of the cycle
 };
 
+struct SWALROptions {
+  enum class Anneal : uint8_t { kCos, kLinear };
+
+  std::vector<double> swa_lr = {};  // the rate at the end: one value, or one for each group
+  int64_t anneal_epochs = 10;       // steps from the current rate to swa_lr, >= 0
+  Anneal anneal_strategy = Anneal::kCos;
+};
+
+// Brings the rate to that of stochastic weight averaging, and leaves it there:
+// torch.optim.swa_utils. SWALR. See train/averaging/averaged_model.h.
+class SWALR final : public LRScheduler {
+ public:
+  SWALR(ScheduledOptimizer optimizer, SWALROptions options);
+
+ protected:
+  std::vector<double> get_lr() override;
+
+ private:
+  double ShareAt(int64_t step) const;
+
+  SWALROptions options_;
+};
+
 }  // namespace ddp::train
 
 #endif  // DDP_TRAIN_SCHEDULERS_SCHEDULERS_H_

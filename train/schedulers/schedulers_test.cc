@@ -248,6 +248,8 @@ TEST(SchedulersTest, OptionsOutOfRangeAreNamed) {
          CyclicLR(sgd, {.base_lr = {1}, .max_lr = {2, 3}});
        }},
       {"neither a momentum nor betas", [&] { CyclicLR(adagrad, {.base_lr = {1}, .max_lr = {2}}); }},
+      {"swa_lr has 0 values", [&] { SWALR(sgd, {}); }},
+      {"anneal_epochs is negative", [&] { SWALR(sgd, {.swa_lr = {1}, .anneal_epochs = -1}); }},
       {"there is no scheduler", [&] { SequentialLR(target, {}, {}); }},
       {"scheduler 1 is null",
        [&] {
