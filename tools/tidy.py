@@ -541,6 +541,8 @@ ROOMS = {
     "testing/simulator/redis": "a Redis in memory that runs our scripts",
     "tools/bench": "benchmarks",
     "tools/precompiled": "the headers that tests take precompiled, and the rule for that",
+    "train/averaging": "averages of a model over the steps of a training",
+    "train/gradients": "limits and scales of gradients between the backward and the step",
     "train/optim": "optimizers that LibTorch lacks, and what schedulers change of one",
     "train/schedulers": "learning rates over the steps of a training",
 }
