@@ -207,11 +207,11 @@ const Communicator::Operation* Communicator::FailedOperation() const {
 }
 
 // Throws the error of an operation that the watch has found. The watch looks for the cause.
-void Communicator::FailIfWatched(const OperationName& what) {
-  const std::optional<std::string> error = device_watch_->error();
-  if (!error.has_value()) return;
+void Communicator::FailIfWatched() {
+  const std::optional<DeviceWatch::Failed> failed = device_watch_->failed();
+  if (!failed.has_value()) return;
   (void)monitor_->AwaitFailure(kExplanationOfWatchTimeout);
-  Fail(what, *error);
+  Fail(failed->what, failed->error);
 }
 
 // Throws the error of an earlier operation for which no caller has waited.
@@ -219,7 +219,7 @@ void Communicator::ThrowForgottenError() {
   ForgetComplete();
   if (device_watch_) {
     device_watch_->Look();
-    FailIfWatched("an operation");
+    FailIfWatched();
   }
   if (const Operation* failed = FailedOperation()) FailOperation(*failed, /*watched=*/false);
 }
@@ -662,7 +662,7 @@ at::Tensor Communicator::ToHost(const at::Tensor& tensor, const OperationName& w
   at::Tensor on_host = tensor.to(at::kCPU);
   device_watch_->Look();
   if (*proof == DeviceOutcome::kLost) Fail(what, "a peer failed");
-  FailIfWatched(what);
+  FailIfWatched();
   return on_host;
 }
 

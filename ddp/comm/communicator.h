@@ -217,7 +217,7 @@ class Communicator {
   void ForgetComplete();
   const Operation* FailedOperation() const;
   void ThrowForgottenError();
-  void FailIfWatched(const OperationName& what);
+  void FailIfWatched();
   [[noreturn]] void FailOperation(const Operation& operation, bool watched);
   OperationFault FaultOfOperation(const Operation& operation, bool watched) const;
   void OrderStreams(Pending& pending);

@@ -85,12 +85,12 @@ void DeviceWatch::Look() {
 // an abort has ended proves nothing.
 void DeviceWatch::Settle() {
   int64_t complete_before = -1;
-  while (!entries_.empty() && !error_.has_value()) {
+  while (!entries_.empty() && !failed_.has_value()) {
     const Entry& first = entries_.front();
     c10d::Work* const work = first.operation.work.get();
     if (work == nullptr ? !first.event.query() : !work->isCompleted()) break;
     if (work != nullptr && work->exception()) {
-      error_ = TextOf(work->exception());
+      failed_ = Failed{.what = first.operation.what, .error = TextOf(work->exception())};
       break;
     }
     if (first.proof && !aborted_) Conclude(*first.proof, DeviceOutcome::kProven);
@@ -100,9 +100,9 @@ void DeviceWatch::Settle() {
   if (log_ != nullptr && complete_before >= 0) log_->SetCompleteBefore(complete_before);
 }
 
-std::optional<std::string> DeviceWatch::error() const {
+std::optional<DeviceWatch::Failed> DeviceWatch::failed() const {
   MutexLock lock(mutex_);
-  return error_;
+  return failed_;
 }
 
 // An abort completes all operations, so it is looked for last.
@@ -247,7 +247,7 @@ void DeviceWatch::Abort() {
     Look();
     {
       MutexLock lock(mutex_);
-      if (entries_.empty() || error_.has_value()) break;
+      if (entries_.empty() || failed_.has_value()) break;
     }
     monitor_->signal()->Wait([] { return false; }, kEndLook);
   }

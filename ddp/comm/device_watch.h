@@ -68,8 +68,12 @@ class DeviceWatch {
   // device came first. Call it after a failure report.
   bool AwaitCompletion(c10d::Work& work) const;
 
-  // Returns the error of an operation that has failed.
-  std::optional<std::string> error() const;
+  // Returns the operation that has failed first, if any.
+  struct Failed {
+    OperationName what;
+    std::string error;
+  };
+  std::optional<Failed> failed() const;
 
   // Blocks until the device has completed the operations, or the backend is aborted. Returns true
   // when it was not: then it may be shut down.
@@ -103,7 +107,7 @@ class DeviceWatch {
 
   mutable Mutex mutex_;
   std::deque<Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  std::optional<std::string> error_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Failed> failed_ ABSL_GUARDED_BY(mutex_);
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<bool> ending_ = false;
   std::thread thread_;
