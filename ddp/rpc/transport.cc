@@ -338,7 +338,7 @@ std::exception_ptr Transport::Translate(const PendingSends::Receiver& receiver, 
     case libtorch::RPCErrorType::INTENTIONAL_FAILURE:
       break;
     case libtorch::RPCErrorType::UNKNOWN_ERROR:
-      if (absl::StartsWith(text, kErrorOnNode)) break;  // of the callee, which is alive
+      if (text.starts_with(kErrorOnNode)) break;  // of the callee, which is alive
       *lost = {.worker = receiver.worker, .text = text};
       // The engine passes the error on to a worker that may not have found the loss itself.
       return ErrorOf({.message = LostWorkerText(receiver.name, text), .lost = receiver.worker});
