@@ -171,8 +171,8 @@ void DeviceWatch::Run() {
       wait.reset();
       patience = kFirstPatience;
       oldest_ns = asked_ns = start_ns;
-    } else if (const auto failed = error()) {
-      ReportError(*awaited, *failed, /*timed_out=*/false);
+    } else if (const std::optional<Failed> found = failed()) {
+      ReportError(*awaited, found->error, /*timed_out=*/false);
     } else if (waits_for_peers) {
       if (!wait.has_value()) wait.emplace();
       const int64_t now_ns = MonotonicNanoseconds();
