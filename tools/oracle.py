@@ -8,7 +8,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PYTORCH = "2.15.0"
 # The oracle needs both; the wheel of torch from PyPI is what the build links as well.
 PACKAGES = [f"torch=={PYTORCH}", "numpy"]
-TESTS = [f"//testing/oracle:{n}_test" for n in ("golden", "graph_cut", "optimizer", "schedule")]
+TESTS = [
+    f"//testing/oracle:{name}_test"
+    for name in ("checkpoint_exchange", "golden", "graph_cut", "optimizer", "schedule")
+]
 GENERATE = os.path.join(ROOT, "testing", "oracle", "generate.py")
 
 
@@ -52,8 +55,8 @@ def _call(command, hint):
         raise OracleError(f"{' '.join(command)} failed; its message stands above. {hint}?")
 
 
-def generate():
-    """Runs PyTorch's side; returns the folder with its values."""
-    folder = os.path.join(cache_folder(), "fresh")
-    _call([find_python(), GENERATE, "--out", folder], "an error in the scenarios")
-    return folder
+def test_flags():
+    """Runs PyTorch's side; returns flags that name its values and its Python to the tests."""
+    folder, python = os.path.join(cache_folder(), "fresh"), find_python()
+    _call([python, GENERATE, "--out", folder], "an error in the scenarios")
+    return [f"--test_env=DDP_ORACLE_DIRECTORY={folder}", f"--test_env=DDP_ORACLE_PYTHON={python}"]

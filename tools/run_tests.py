@@ -266,7 +266,7 @@ def measurements(events):
 def run_python_tests(wanted, totals):
     """The tests written in Python: tools/**/*_test.py, the tidy test among them, and CMake's."""
     suite = unittest.TestSuite()
-    for folder in ("tools", "tools/bench", "tools/bundle", "testing/cmake"):
+    for folder in ("tools", "tools/bench", "tools/bundle", "tools/python", "testing/cmake"):
         start = os.path.join(ROOT, folder)
         if os.path.isdir(start):
             suite.addTests(_cases(unittest.TestLoader().discover(start, "*_test.py"), wanted))
@@ -315,11 +315,10 @@ class Consumer:
 def run_oracle(flags, totals):
     """PyTorch's DDP and ours, both on this machine and now, and what lies between them."""
     try:
-        folder = oracle.generate()
+        flags = [*flags, "--nocache_test_results", *oracle.test_flags()]
     except oracle.OracleError as error:
         totals.fail("PyTorch's side of the oracle", str(error))
         return
-    flags = [*flags, "--nocache_test_results", f"--test_env=DDP_ORACLE_DIRECTORY={folder}"]
     for line in run_bazel(oracle.TESTS, flags, totals):
         print(line)
 

@@ -65,6 +65,8 @@ newest checkpoint in it.
               Tells what would be deleted, and deletes nothing.
   --json  As JSON, one line.
 
+To turn a checkpoint into state_dicts of PyTorch, or back: tools/python/ddp_checkpoint.py.
+
 Exit code: 0 when all is well, 1 when a checkpoint is damaged or two differ, 2 for a mistake on the
 command line, 3 when a folder or a checkpoint cannot be read or deleted. A program named checkpoint
 is started by: ddprun -- checkpoint

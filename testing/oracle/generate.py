@@ -27,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-import graph_cuts  # noqa: E402  (found beside this file)
+import exchange  # noqa: E402  (found beside this file)
+import graph_cuts  # noqa: E402
 import models  # noqa: E402
 import optimizers  # noqa: E402
 import rpc_run  # noqa: E402
@@ -269,6 +270,7 @@ def main(argv):
         multiprocessing.spawn(write_cuts, (folder, options.out))
     schedules.write(options.out)
     optimizers.write(options.out)
+    exchange.make(options.out)
 
 
 if __name__ == "__main__":
