@@ -210,6 +210,7 @@ class Training::Impl {
   bool epoch_complete() const { return epoch_complete_; }
   int64_t steps() const { return state_.step; }
   int64_t epoch() const { return sampler_.epoch(); }
+  const ElasticSampler& sampler() const { return sampler_; }
   const std::optional<RestoredCheckpoint>& restored() const { return restored_; }
   WorkerSession& session() { return session_; }
 
@@ -341,6 +342,7 @@ Training::~Training() = default;
 
 bool Training::next_epoch() { return impl_->NextEpoch(); }
 std::optional<ElasticSampler::Batch> Training::next_batch() { return impl_->NextBatch(); }
+const ElasticSampler& Training::sampler() const { return impl_->sampler(); }
 void Training::step(const at::Tensor& loss) { impl_->Step(loss); }
 at::Tensor Training::scaled(const at::Tensor& loss, std::optional<int64_t> samples) {
   return impl_->Scaled(loss, samples);

@@ -139,6 +139,9 @@ class Training {
   // Throws std::logic_error when the last batch was not trained, or before the first next_epoch().
   std::optional<ElasticSampler::Batch> next_batch();
 
+  // Returns the sampler that next_batch() draws from, for an ElasticDataLoader.
+  const ElasticSampler& sampler() const;
+
   // Trains the batch: clears the gradients, runs backward of the scaled loss, the optimizer's step,
   // and commit(). `loss`: a scalar over this rank's samples, combined as Options::loss states.
   // Collective. Leaves the step out on all ranks where Options::skip_step_if says so on one.
