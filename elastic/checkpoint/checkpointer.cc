@@ -1,35 +1,22 @@
-// Length: save and restore use the same group, writer and agreement between ranks. Their parts have
-// files of their own.
-
 #include "elastic/checkpoint/checkpointer.h"
 
 #include <chrono>
-#include <cmath>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <utility>
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
-#include <ATen/DeviceAccelerator.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/headeronly/version.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "ddp/comm/last_passes.h"
 #include "ddp/common/logging.h"
-#include "ddp/common/sharded_optimizer.h"
+#include "elastic/checkpoint/checkpointer_impl.h"
 #include "elastic/checkpoint/file_system/posix_file_system.h"
 #include "elastic/checkpoint/file_system/progress_file_system.h"
 #include "elastic/checkpoint/file_system/stall_watch.h"
@@ -43,10 +30,10 @@
 #include "elastic/checkpoint/group/checkpoint_group.h"
 #include "elastic/checkpoint/group/gather_group.h"
 #include "elastic/checkpoint/group/store_group.h"
+#include "elastic/checkpoint/plain_state.h"
+#include "elastic/checkpoint/random_generators.h"
 #include "elastic/checkpoint/save_load/checkpoint_lookup.h"
 #include "elastic/checkpoint/save_load/load_checkpoint.h"
-#include "elastic/checkpoint/save_load/save_backoff.h"
-#include "elastic/checkpoint/save_load/save_checkpoint.h"
 #include "elastic/checkpoint/tensors/optimizer_state.h"
 #include "elastic/checkpoint/tensors/torch_tensors.h"
 #include "elastic/data/elastic_sampler.h"
@@ -75,12 +62,9 @@ AskRendezvous Asking(const std::shared_ptr<RendezvousCheck>& check, const bool* 
   };
 }
 
-// In place of a rank's error, when the rank has not asked the store in the pause after a failure.
-constexpr char kHeldBack[] = "held back after a failure";
-
 // Returns null for a world of one rank.
-std::unique_ptr<StoreGroup> MakeStoreGroup(const Checkpointer::Options& options) {
-  const std::shared_ptr<WorkerSession> session = options.session;
+std::unique_ptr<StoreGroup> MakeStoreGroup(const Checkpointer::Options& options,
+                                           std::function<void()> on_progress) {
   if (options.world_size == 1) return nullptr;
   return std::make_unique<StoreGroup>(StoreGroup::Options{
       .store = options.store,
@@ -89,61 +73,12 @@ std::unique_ptr<StoreGroup> MakeStoreGroup(const Checkpointer::Options& options)
       .prefix = absl::StrCat("checkpoint/", ContentHash::Of(options.folder).Hex(), "/",
                              options.generation, ".", options.generation_nonce),
       .timeout = absl::FromChrono(options.timeout),
-      .on_progress = [session] {
-        if (session != nullptr) session->progress();
-      }});
+      .on_progress = std::move(on_progress)});
 }
 
 absl::Duration PatienceOf(const Checkpointer::Options& options) {
   const bool infinite = options.stall_warning_after == std::chrono::milliseconds::max();
   return infinite ? absl::InfiniteDuration() : absl::FromChrono(options.stall_warning_after);
-}
-
-// ---- Random generators ----
-
-// A random generator of the rank and its kind, from which RngName() makes the name of its state.
-struct NamedGenerator {
-  std::string kind;  // "cpu", or LibTorch's name of the accelerator, such as "cuda"
-  at::Generator generator;
-};
-
-// Returns the generators of this process: the CPU's and, with an accelerator, its current
-// device's.
-std::vector<NamedGenerator> Generators() {
-  std::vector<NamedGenerator> generators = {{"cpu", at::detail::getDefaultCPUGenerator()}};
-  if (const auto type = at::getAccelerator()) {
-    const c10::impl::VirtualGuardImpl guard(*type);
-    generators.push_back({c10::DeviceTypeName(*type, /*lower_case=*/true),
-                          at::globalContext().defaultGenerator(guard.getDevice())});
-  }
-  return generators;
-}
-
-std::string RngName(const std::string& kind, int rank) {
-  return absl::StrCat("rng.", kind, ".", rank);
-}
-
-std::vector<NamedTensor> RngStates(int rank) {
-  std::vector<NamedTensor> states;
-  for (const NamedGenerator& named : Generators()) {
-    at::Generator generator = named.generator;
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    states.push_back({RngName(named.kind, rank), generator.get_state()});
-  }
-  return states;
-}
-
-// Returns a seed for a rank that the checkpoint does not know. The seed depends on rank 0's saved
-// state and differs from rank to rank.
-uint64_t DerivedSeed(const Manifest& manifest, const std::string& kind, int rank) {
-  std::string material =
-      absl::StrCat("ddp.elastic.checkpoint.rng ", kind, " ", rank, " ", manifest.id.step, " ");
-  for (const TensorRecord& tensor : manifest.tensors) {
-    if (tensor.name == RngName(kind, 0)) absl::StrAppend(&material, tensor.hash.Hex());
-  }
-  uint64_t seed = 0;
-  CHECK(absl::SimpleHexAtoi(ContentHash::Of(material).Hex().substr(0, 16), &seed));
-  return seed;
 }
 
 // Turns an exception of LibTorch into a status. A rank that threw instead, while the other ranks
@@ -152,64 +87,6 @@ absl::Status FromException(const std::exception& error) {
   const std::string text = error.what();
   return absl::InternalError(text.substr(0, text.find('\n')));
 }
-
-// Checks the generators' states and returns the function that sets them. The function cannot fail:
-// a clone of each generator has accepted its state already.
-absl::StatusOr<std::function<void()>> PrepareRng(const LoadedCheckpoint& checkpoint, int rank) {
-  std::vector<std::pair<at::Generator, at::Tensor>> states;
-  for (const NamedGenerator& named : Generators()) {
-    at::Generator copy = [&named] {
-      at::Generator generator = named.generator;
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      return generator.clone();
-    }();
-    const auto saved = checkpoint.extra.find(RngName(named.kind, rank));
-    if (saved == checkpoint.extra.end()) {
-      copy.set_current_seed(DerivedSeed(checkpoint.manifest, named.kind, rank));
-      states.emplace_back(named.generator, copy.get_state());
-      continue;
-    }
-    const at::Tensor state = TensorOver(saved->second).clone();
-    try {
-      copy.set_state(state);
-    } catch (const c10::Error& error) {
-      return absl::DataLossError(absl::StrCat(
-          saved->first, " is no state of a generator: ", error.what_without_backtrace()));
-    }
-    states.emplace_back(named.generator, state);
-  }
-  return std::function<void()>([states = std::move(states)]() mutable {
-    for (auto& [generator, state] : states) {
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      generator.set_state(state);
-    }
-  });
-}
-
-// A training state whose optimizer is a plain one. For a ShardedOptimizer, `whole` stands for it.
-struct PlainState {
-  TrainingState state;
-  ShardedOptimizer* sharded = nullptr;
-  std::unique_ptr<torch::optim::Optimizer> whole = nullptr;
-
-  // Collective over the ranks of a sharded optimizer.
-  static PlainState WithForms(const TrainingState& state) {
-    return Make(state, [](ShardedOptimizer& sharded) { return sharded.DescribeState(); });
-  }
-  static PlainState WithoutState(const TrainingState& state) {
-    return Make(state, [](ShardedOptimizer& sharded) { return sharded.EmptyOptimizer(); });
-  }
-
- private:
-  template <typename MakeWhole>
-  static PlainState Make(const TrainingState& state, const MakeWhole& make_whole) {
-    PlainState plain{.state = state, .sharded = dynamic_cast<ShardedOptimizer*>(state.optimizer)};
-    if (plain.sharded == nullptr) return plain;
-    plain.whole = make_whole(*plain.sharded);
-    plain.state.optimizer = plain.whole.get();
-    return plain;
-  }
-};
 
 // Returns the value of a lookup.
 template <typename T>
@@ -229,242 +106,32 @@ std::string Lines(const std::vector<std::string>& lines) {
 CheckpointError::CheckpointError(std::string message)
     : c10::Error(std::move(message), /*backtrace=*/nullptr) {}
 
-class Checkpointer::Impl {
- public:
-  explicit Impl(Options options)
-      : options_(std::move(options)),
-        rendezvous_(MakeRendezvousCheck(options_)),
-        owner_{.run_id = options_.run_id,
+Checkpointer::Impl::Impl(Options options)
+    : options_(std::move(options)),
+      rendezvous_(MakeRendezvousCheck(options_)),
+      owner_{.run_id = options_.run_id,
+             .generation = options_.generation,
+             .nonce = OwnerNonce(options_.generation, options_.generation_nonce),
+             .instance = rendezvous_ == nullptr ? 0 : rendezvous_->instance()},
+      store_group_(MakeStoreGroup(options_, [this] { TellProgress(); })),
+      gather_group_(options_.rank, options_.world_size, options_.gather),
+      posix_(options_.folder),
+      stall_watch_(PatienceOf(options_),
+                   [rank = options_.rank](const std::string& line) {
+                     LOG(WARNING) << "rank " << rank << ", checkpoints: " << line;
+                   }),
+      file_system_(
+          &posix_, [this] { OnProgress(); }, &stall_watch_),
+      storage_(&file_system_, options_.folder, Asking(rendezvous_, &store_is_away_)),
+      retention_sweep_(&storage_, options_.retention),
+      backoff_({.first = absl::FromChrono(options_.retry_pause),
+                .max = absl::FromChrono(options_.retry_pause_max)}),
+      stager_({.rank = options_.rank,
+               .world_size = options_.world_size,
                .generation = options_.generation,
-               .nonce = OwnerNonce(options_.generation, options_.generation_nonce),
-               .instance = rendezvous_ == nullptr ? 0 : rendezvous_->instance()},
-        store_group_(MakeStoreGroup(options_)),
-        gather_group_(options_.rank, options_.world_size, options_.gather),
-        posix_(options_.folder),
-        stall_watch_(PatienceOf(options_),
-                     [rank = options_.rank](const std::string& line) {
-                       LOG(WARNING) << "rank " << rank << ", checkpoints: " << line;
-                     }),
-        file_system_(
-            &posix_, [this] { OnProgress(); }, &stall_watch_),
-        storage_(&file_system_, options_.folder, Asking(rendezvous_, &store_is_away_)),
-        retention_sweep_(&storage_, options_.retention),
-        backoff_({.first = absl::FromChrono(options_.retry_pause),
-                  .max = absl::FromChrono(options_.retry_pause_max)}) {}
-
-  absl::StatusOr<std::string> Save(const TrainingState& state, Urgency urgency);
-  absl::StatusOr<std::optional<RestoredCheckpoint>> Restore(TrainingState& state);
-  bool HasCheckpoint() const;
-  std::string NewestRunId() const;
-  bool HoldsOwnCheckpoints() const;
-  const SaveStats& stats() const { return stats_; }
-
- private:
-  absl::StatusOr<std::string> TrySave(const TrainingState& state, Urgency urgency);
-  void Record(const absl::Status& saved, int64_t step);
-  void OnProgress();
-  absl::Time Now() const {
-    return options_.clock == nullptr ? clock_.Now() : options_.clock->Now();
-  }
-  absl::Status AgreeOnStore(Urgency urgency);
-  absl::StatusOr<CheckpointContents> Collect(const PlainState& plain,
-                                             std::vector<at::Tensor>& keep) const;
-  void FillShare(const PlainState& plain, std::vector<at::Tensor>& keep,
-                 absl::StatusOr<CheckpointContents>& contents) const;
-  std::vector<std::string> Mismatches(const TrainingState& state, const ModelTensors& model,
-                                      const Manifest& manifest) const;
-  absl::Status ChooseOptions(const torch::optim::Optimizer& optimizer, const ModelTensors& model,
-                             OptimizerRecord& record) const;
-  absl::StatusOr<std::function<void()>> Prepare(const PlainState& plain, const ModelTensors& model,
-                                                const LoadedCheckpoint& loaded) const;
-  absl::Status ClaimFolder();
-  absl::StatusOr<std::optional<RestoredCheckpoint>> TryRestore(TrainingState& state);
-
-  const Options options_;
-  const std::shared_ptr<RendezvousCheck> rendezvous_;  // may be null
-  bool store_is_away_ = false;                         // of some rank, when the ranks agreed last
-  const CheckpointOwner owner_;
-  const std::unique_ptr<StoreGroup> store_group_;  // null for a world of one rank
-  GatherGroup gather_group_;                       // used only with Options::gather
-  SoloGroup solo_group_;
-  // The group of the save or restore in progress.
-  CheckpointGroup* group_ =
-      store_group_ != nullptr ? static_cast<CheckpointGroup*>(&*store_group_) : &solo_group_;
-  const MonotonicClock clock_;
-  PosixFileSystem posix_;
-  StallWatch stall_watch_;
-  ProgressFileSystem file_system_;
-  CheckpointStorage storage_;
-  RetentionSweep retention_sweep_;  // of rank 0
-  SaveBackoff backoff_;             // without Options::gather only rank 0's is used
-  SaveStats stats_;
-};
-
-void Checkpointer::Impl::OnProgress() {
-  group_->Progress();
-  if (options_.session != nullptr) options_.session->progress();
-}
-
-absl::StatusOr<CheckpointContents> Checkpointer::Impl::Collect(
-    const PlainState& plain, std::vector<at::Tensor>& keep) const {
-  const TrainingState& state = plain.state;
-  const ModelTensors model = TensorsOf(*state.model);
-  CheckpointContents contents;
-  Manifest& description = contents.description;
-  description.id = {state.step, options_.generation};
-  description.epoch = state.epoch;
-  description.bucket_layout = state.bucket_layout;
-  description.aliases = model.aliases;
-  description.run_id = options_.run_id;
-  description.generation_nonce = owner_.nonce;
-  description.torch_version = TORCH_VERSION;
-  description.saved_unix_seconds = absl::ToUnixSeconds(absl::Now());
-  if (state.metric.has_value() && std::isfinite(*state.metric)) description.metric = state.metric;
-  if (state.sampler != nullptr) description.sampler = state.sampler->state();
-  DDP_ASSIGN_OR_RETURN(contents.parameters, ViewsOf(model.parameters, keep));
-  DDP_ASSIGN_OR_RETURN(contents.buffers, ViewsOf(model.buffers, keep));
-  DDP_ASSIGN_OR_RETURN(contents.extra, ViewsOf(RngStates(options_.rank), keep));
-  if (state.optimizer != nullptr) {
-    DDP_ASSIGN_OR_RETURN(OptimizerState optimizer, StateOf(*state.optimizer, model));
-    description.optimizer = std::move(optimizer.record);
-    if (plain.sharded == nullptr) {
-      DDP_ASSIGN_OR_RETURN(contents.optimizer, ViewsOf(optimizer.tensors, keep));
-    } else {
-      DDP_ASSIGN_OR_RETURN(contents.optimizer, FormsOf(optimizer.tensors));
-    }
-  }
-  return contents;
-}
-
-// Collects the values of those tensors of a ShardedOptimizer that this rank writes. Collective over
-// its ranks.
-void Checkpointer::Impl::FillShare(const PlainState& plain, std::vector<at::Tensor>& keep,
-                                   absl::StatusOr<CheckpointContents>& contents) const {
-  torch::optim::Optimizer& whole = *plain.whole;
-  const ModelTensors model = TensorsOf(*plain.state.model);
-  std::vector<bool> written;  // by tensor
-  std::vector<bool> needed;   // by parameter
-  for (const auto& group : whole.param_groups()) {
-    needed.resize(needed.size() + group.params().size());
-  }
-  if (contents.ok()) {
-    const absl::StatusOr<OptimizerState> forms = StateOf(whole, model);
-    CHECK(forms.ok()) << forms.status();  // Collect() has done the same
-    written = WrittenOptimizerTensors(*contents, options_.rank, options_.world_size);
-    for (size_t i = 0; i < written.size(); ++i) {
-      if (written[i]) needed[forms->parameters[i]] = true;
-    }
-  }
-  plain.sharded->FillState(whole, needed);
-  if (!contents.ok()) return;
-  const absl::StatusOr<OptimizerState> optimizer = StateOf(whole, model);
-  CHECK(optimizer.ok()) << optimizer.status();
-  for (size_t i = 0; i < written.size(); ++i) {
-    if (!written[i]) continue;
-    absl::StatusOr<std::vector<TensorView>> view = ViewsOf({optimizer->tensors[i]}, keep);
-    CHECK(view.ok()) << view.status();
-    contents->optimizer[i] = std::move(view->front());
-  }
-}
-
-// Returns OK on every rank when every rank reaches the store. kCancelled: a rank waits for the end
-// of the pause after a failure. kUnavailable: the error of the lowest rank that does not reach it.
-// Collective over Options::gather.
-absl::Status Checkpointer::Impl::AgreeOnStore(Urgency urgency) {
-  const bool may_ask = backoff_.MayTry(Now()) || (urgency == Urgency::kLast && !store_is_away_);
-  const std::string mine = may_ask ? std::string(store_group_->Probe().message()) : kHeldBack;
-  absl::Status agreed;
-  for (const std::string& text : options_.gather(mine)) {
-    if (text == kHeldBack) {
-      agreed = absl::CancelledError(kHeldBack);
-    } else if (!text.empty()) {
-      store_is_away_ = true;
-      return absl::UnavailableError(text);
-    }
-  }
-  if (agreed.ok()) store_is_away_ = false;
-  return agreed;
-}
-
-absl::StatusOr<std::string> Checkpointer::Impl::TrySave(const TrainingState& state,
-                                                        Urgency urgency) {
-  if (store_group_ != nullptr && options_.gather != nullptr) {
-    const absl::Status reached = AgreeOnStore(urgency);
-    if (!reached.ok() && urgency == Urgency::kRoutine) return reached;
-    group_ = &gather_group_;
-    if (reached.ok()) group_ = store_group_.get();
-  }
-  std::vector<at::Tensor> keep;
-  const SaveOptions options = {
-      .owner = owner_,
-      .hold_back =
-          [this, urgency] {
-            if (urgency == Urgency::kLast || backoff_.MayTry(Now())) return absl::OkStatus();
-            return absl::CancelledError(kHeldBack);
-          },
-      .folder_is_shared = stats_.saved > 0,
-      .after_commit = [this](const CheckpointId& id) { retention_sweep_.AfterCommit(owner_, id); }};
-  const PlainState plain = PlainState::WithForms(state);
-  absl::StatusOr<CheckpointContents> contents = absl::InternalError("nothing collected");
-  try {
-    contents = Collect(plain, keep);
-  } catch (const std::exception& error) {
-    contents = absl::InvalidArgumentError(FromException(error).message());
-  }
-  if (plain.sharded != nullptr) FillShare(plain, keep, contents);
-  if (!ddp::internal::LastPassesAreProven()) {
-    contents = absl::AbortedError(
-        absl::StrCat("rank ", options_.rank,
-                     ": a failure has aborted a reduction of gradients after the backward had "
-                     "returned, so the optimizer may have stepped on wrong gradients"));
-  }
-  return SaveCheckpoint(file_system_, storage_, *group_, options, contents);
-}
-
-absl::StatusOr<std::string> Checkpointer::Impl::Save(const TrainingState& state, Urgency urgency) {
-  absl::StatusOr<std::string> saved = absl::InternalError("not tried");
-  if (options_.session != nullptr) {
-    const auto phase = options_.session->phase(Phase::kCheckpoint);
-    saved = TrySave(state, urgency);
-  } else {
-    saved = TrySave(state, urgency);
-  }
-  Record(saved.status(), state.step);
-  if (saved.ok() || absl::IsCancelled(saved.status())) return saved.ok() ? saved : std::string();
-  if (options_.on_error == OnError::kThrow || !MayPass(saved.status())) return saved;
-  return std::string();
-}
-
-// Counts the result of a save; on rank 0 also logs a failure.
-void Checkpointer::Impl::Record(const absl::Status& saved, int64_t step) {
-  if (saved.ok()) {
-    if (options_.rank == 0 && stats_.failed_in_a_row > 0) {
-      LOG(INFO) << "the checkpoint of step " << step << " was saved, after "
-                << stats_.failed_in_a_row << " that were not";
-    }
-    if (options_.session != nullptr) options_.session->report_save("");
-    ++stats_.saved;
-    stats_.failed_in_a_row = 0;
-    backoff_.Saved();
-    return;
-  }
-  if (absl::IsCancelled(saved)) {
-    ++stats_.held_back;
-    return;
-  }
-  ++stats_.failed;
-  ++stats_.failed_in_a_row;
-  stats_.last_error = std::string(saved.message());
-  const std::string line = absl::StrReplaceAll(saved.message(), {{"\n", " "}});
-  if (options_.session != nullptr) {
-    options_.session->report_save(line.empty() ? "the save failed without a reason" : line);
-  }
-  backoff_.Failed(Now());
-  if (options_.rank != 0 || options_.on_error == OnError::kThrow || !MayPass(saved)) return;
-  LOG(ERROR) << "the checkpoint of step " << step << " was not saved; training goes on, and a save "
-             << "is tried again after " << absl::FormatDuration(backoff_.pause()) << " ("
-             << stats_.failed_in_a_row << " failed in a row): " << line;
-}
+               .generation_nonce = owner_.nonce,
+               .run_id = options_.run_id}),
+      buffers_(options_.staging_buffers) {}
 
 std::vector<std::string> Checkpointer::Impl::Mismatches(const TrainingState& state,
                                                         const ModelTensors& model,
@@ -531,8 +198,9 @@ absl::StatusOr<std::function<void()>> Checkpointer::Impl::Prepare(
 
 absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::Restore(
     TrainingState& state) {
-  if (options_.session == nullptr) return TryRestore(state);
-  const auto phase = options_.session->phase(Phase::kCheckpoint);
+  const Scope scope(options_.session.get());
+  AwaitSaves();
+  ReportSaves();
   return TryRestore(state);
 }
 
@@ -582,15 +250,18 @@ absl::StatusOr<std::optional<RestoredCheckpoint>> Checkpointer::Impl::TryRestore
                          .passed_over = std::move(loaded->passed_over)});
 }
 
-bool Checkpointer::Impl::HasCheckpoint() const {
+bool Checkpointer::Impl::HasCheckpoint() {
+  AwaitSaves();
   return ValueOrThrow(ddp::elastic::HasCheckpoint(storage_));
 }
 
-std::string Checkpointer::Impl::NewestRunId() const {
+std::string Checkpointer::Impl::NewestRunId() {
+  AwaitSaves();
   return ValueOrThrow(ddp::elastic::NewestRunId(storage_));
 }
 
-bool Checkpointer::Impl::HoldsOwnCheckpoints() const {
+bool Checkpointer::Impl::HoldsOwnCheckpoints() {
+  AwaitSaves();
   return ValueOrThrow(
       ddp::elastic::HoldsOwnCheckpoints(storage_, owner_, Asking(rendezvous_, &store_is_away_)));
 }
@@ -631,6 +302,7 @@ Checkpointer::Checkpointer(Options options) {
           "the time before a warning of a stall must be positive");
   require(options.retry_pause.count() >= 0 && options.retry_pause_max >= options.retry_pause,
           "the pauses between tries must not be negative, nor the longest below the first");
+  require(options.staging_buffers >= 1, "staging_buffers must be at least 1");
   const RetentionPolicy& keeps = options.retention;
   require(keeps.keep_last >= 1,
           "retention.keep_last must be at least 1; RetentionPolicy::kAll "
@@ -641,17 +313,6 @@ Checkpointer::Checkpointer(Options options) {
 }
 
 Checkpointer::~Checkpointer() = default;
-
-std::string Checkpointer::save(const TrainingState& state, Urgency urgency) {
-  CHECK(state.model != nullptr) << "a checkpoint without a model";
-  CHECK_GE(state.step, 0) << "a checkpoint of a negative step";
-  absl::StatusOr<std::string> folder = impl_->Save(state, urgency);
-  if (folder.ok()) return *std::move(folder);
-  throw CheckpointError(absl::StrCat("the checkpoint of step ", state.step,
-                                     " was not saved: ", folder.status().message()));
-}
-
-const SaveStats& Checkpointer::stats() const { return impl_->stats(); }
 
 std::optional<RestoredCheckpoint> Checkpointer::restore(TrainingState& state) {
   CHECK(state.model != nullptr) << "a checkpoint without a model";

@@ -43,7 +43,8 @@ struct SaveStats {
   int64_t failed = 0;
   int64_t failed_in_a_row = 0;  // since the last successful save
   int64_t held_back = 0;        // skipped in the pause after a failure
-  std::string last_error;       // of the last failed save; empty: none has failed
+  int64_t no_buffer = 0;   // skipped because a rank had no free staging buffer: WhenBusy::kSkip
+  std::string last_error;  // of the last failed save; empty: none has failed
 };
 
 // The training state that a checkpoint holds. The trainer owns the objects behind the pointers. A
@@ -83,6 +84,44 @@ struct RestoredCheckpoint {
   std::vector<std::string> passed_over;  // one line for each newer checkpoint: its name and why
 };
 
+// The progress of a save that save_async() has begun.
+struct SaveStatus {
+  // kWriting: the copy waits for the writer thread, or is being hashed, written and committed.
+  // kSaved: durable; `folder` survives a power cut. kSkipped: not tried, in the pause after a
+  // failure or for want of a staging buffer. kFailed: `error` has the reason.
+  enum class State { kWriting, kSaved, kSkipped, kFailed };
+  State state = State::kWriting;
+  std::string folder;  // of kSaved
+  std::string error;   // of kSkipped and kFailed
+};
+
+// A save that save_async() has begun. A value: copies are handles of the same save. May outlive the
+// Checkpointer.
+class PendingSave {
+ public:
+  // Returns once what the program changes from then on is not in the checkpoint. That is at once:
+  // save_async() returns after the copy. Any thread.
+  void staged() const {}
+
+  // Blocks until the save has ended. Returns and throws what Checkpointer::save() does. Reports the
+  // writer's progress to the agent, in Phase::kCheckpoint. Thread: the one that trains. Does not
+  // report the result to the agent: the next call of the Checkpointer does.
+  std::string durable() const;
+
+  // Never blocks. Any thread. A rank may know the result before another rank does: let the ranks
+  // agree before they act on it.
+  SaveStatus status() const;
+
+  int64_t step() const;  // of the state
+
+ private:
+  friend class Checkpointer;
+  struct Save;
+  explicit PendingSave(std::shared_ptr<const Save> save) : save_(std::move(save)) {}
+
+  std::shared_ptr<const Save> save_;
+};
+
 // Saves the state of a training job to disk and restores it.
 //
 //   Checkpointer checkpointer(Checkpointer::options_for(session, group.store(), "checkpoints"));
@@ -101,8 +140,9 @@ struct RestoredCheckpoint {
 // save() and restore() are collectives over the store: every rank calls them, in the same order and
 // between the same steps. All ranks need the folder (one host, or a shared file system).
 //
-// Threads: one at a time; under ddprun the thread that commits. The Checkpointer shares ownership
-// of the store and the session in its options.
+// Threads: one at a time; under ddprun the thread that commits. A thread of the Checkpointer,
+// "ddp-checkpoint", writes the checkpoints, through a clone of the store. The Checkpointer shares
+// ownership of the store and the session in its options.
 //
 // On disk: one folder per checkpoint, `step-000000001200.g0007/` (step, generation), with
 //   model-*.safetensors, optimizer-*.safetensors   each tensor once; spread over the ranks by size
@@ -115,6 +155,12 @@ struct RestoredCheckpoint {
 // and the new checkpoint is absent or complete. save() writes into a hidden folder, syncs it and
 // renames it. It replaces a checkpoint of the same step and generation only when that checkpoint is
 // damaged or incomplete.
+//
+// save() writes the tensors where they lie. save_async() copies this rank's share first, into one
+// of Options::staging_buffers, and returns: training goes on while the writer thread hashes the
+// copy, writes, syncs and commits it. Saves end in the order in which they began. Every other call,
+// and the destructor, waits for those under way. During an exception the destructor gives up when
+// the other ranks make no progress for 5 s.
 //
 // Faults of the environment (a full disk, an I/O error, an unreachable store) fail one save and not
 // the job. A save that cannot reach the store is skipped after some seconds. Rank 0 logs one line;
@@ -165,6 +211,10 @@ class Checkpointer {
   // same, for the save before the process ends.
   enum class Urgency { kRoutine, kLast };
 
+  // Behaviour of save_async() when earlier saves use every staging buffer. kSkip: all ranks leave
+  // this save out, and stats() counts it. kWait: save_async() waits for the oldest save.
+  enum class WhenBusy { kSkip, kWait };
+
   // The source of the optimizer's options after restore(), where they differ: the checkpoint, or
   // the program, as it has set them before restore(). Rank 0 logs one line with the differences.
   enum class OptimizerOptions { kFromCheckpoint, kFromProgram };
@@ -184,6 +234,12 @@ class Checkpointer {
     std::chrono::milliseconds timeout = std::chrono::minutes(10);
 
     OnError on_error = OnError::kContinue;
+
+    // Copies of this rank's share of the state that save_async() may hold at a time, >= 1. Each is
+    // allocated when it is first needed, and kept.
+    int staging_buffers = 2;
+    WhenBusy when_busy = WhenBusy::kSkip;
+
     // The pause after the first failure. It doubles with each further one.
     std::chrono::milliseconds retry_pause = std::chrono::seconds(1);
     std::chrono::milliseconds retry_pause_max = std::chrono::minutes(5);
@@ -228,6 +284,7 @@ class Checkpointer {
 
   // Does no I/O. Throws CheckpointError when the options are not usable.
   explicit Checkpointer(Options options);
+  // Blocks until the saves under way have ended; see above.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -251,7 +308,22 @@ class Checkpointer {
   // - the folder holds a complete checkpoint of this step and generation with another state.
   std::string save(const TrainingState& state, Urgency urgency = Urgency::kRoutine);
 
-  const SaveStats& stats() const;
+  // Begins a save and returns when this rank's share of the state is copied. Then the program may
+  // change the state. Collective, as save(): the ranks' saves meet on their writer threads.
+  //
+  // Blocks for the copy alone: from the CPU at the speed of memory; from a device until the device
+  // has copied. Also, with a ShardedOptimizer, for its collectives; with WhenBusy::kWait for a
+  // buffer. With Options::gather the ranks first agree that each has a buffer and none is in the
+  // pause after a failure: else they skip the save together. Without it their writers agree, and
+  // save_async() blocks while 16 saves wait for them. Never waits for the disk or the store
+  // otherwise: while the store is away, the writers' saves fail.
+  //
+  // A fault of this save, of whatever kind, is the result of its handle: durable() throws it or
+  // returns an empty text, as save() does. Throws only what a ShardedOptimizer throws.
+  PendingSave save_async(const TrainingState& state);
+
+  // Returns the counts. Also reports the results of ended saves to the agent.
+  SaveStats stats();
 
   // Loads the newest checkpoint into `state`. Collective.
   // Returns nullopt and changes nothing when the folder holds no checkpoint.

@@ -201,6 +201,7 @@ absl::Status StoreGroup::Await(const std::vector<std::string>& keys) {
   const absl::Duration patience = options_.rank == 0
                                       ? options_.timeout
                                       : options_.timeout + options_.timeout / kLooksPerTimeout;
+  absl::Time last_move = begin;
   absl::Time deadline = begin + patience;
   int64_t seen = -1;
   while (true) {
@@ -225,9 +226,11 @@ absl::Status StoreGroup::Await(const std::vector<std::string>& keys) {
     const bool moved = progress > std::max<int64_t>(seen, 0);
     seen = progress;
     if (moved) {
+      last_move = now;
       deadline = now + patience;
       if (options_.on_progress != nullptr) options_.on_progress();
     }
+    if (hurries_) deadline = std::min(deadline, last_move + options_.store_patience);
     if (now < deadline) continue;
     return absl::DeadlineExceededError(absl::StrCat(
         "rank ", options_.rank, " has waited ",

@@ -65,6 +65,10 @@ class StoreGroup final : public CheckpointGroup {
   // answers, and the others have made no progress for `timeout`.
   absl::StatusOr<std::string> Decide(const std::string& value, const Decision& decide) override;
 
+  // From now on this rank waits for others without progress for Options::store_patience at most:
+  // they may never come. Also ends a wait in progress, within 5 s more. Any thread.
+  void Hurry() { hurries_ = true; }
+
   // Returns OK when the store answers this rank within Options::store_patience. No collective.
   absl::Status Probe();
 
@@ -97,6 +101,7 @@ class StoreGroup final : public CheckpointGroup {
   c10d::Store* store_ = nullptr;           // hasty_ or Options::store, as the attempt wants
   std::thread teller_;                     // sets this rank's error as soon as the store takes it
   std::atomic<bool> telling_ends_ = false;
+  std::atomic<bool> hurries_ = false;
   int64_t wanted_instance_ = 0;  // the value for instance_; 0: not known yet
   int64_t instance_ = 0;  // the number of this group among those of its prefix; 0: not stored yet
   int64_t attempt_ = 0;   // of this group; 0: none has begun

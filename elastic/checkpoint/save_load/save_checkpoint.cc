@@ -191,18 +191,26 @@ absl::StatusOr<std::string> Save(FileSystem& file_system, CheckpointStorage& sto
 
 }  // namespace
 
-std::vector<bool> WrittenOptimizerTensors(const CheckpointContents& contents, int rank,
-                                          int world_size, uint64_t file_bytes_max) {
-  std::set<std::string> names;
+WrittenShare WrittenTensors(const CheckpointContents& contents, int rank, int world_size,
+                            uint64_t file_bytes_max) {
+  // A tensor of the model and one of the optimizer may have the same name.
+  std::set<std::string> of_model;
+  std::set<std::string> of_optimizer;
   for (const Shard& shard : PlanOf(contents, world_size, file_bytes_max)) {
     if (shard.rank != rank) continue;
+    std::set<std::string>& names =
+        absl::StartsWith(shard.file, "optimizer-") ? of_optimizer : of_model;
     for (const TensorView& tensor : shard.tensors) names.insert(tensor.name);
   }
-  std::vector<bool> written;
-  for (const TensorView& tensor : contents.optimizer) {
-    written.push_back(names.contains(tensor.name));
-  }
-  return written;
+  const auto written = [](const std::vector<TensorView>& tensors,
+                          const std::set<std::string>& names) {
+    std::vector<bool> flags;
+    for (const TensorView& tensor : tensors) flags.push_back(names.contains(tensor.name));
+    return flags;
+  };
+  return {.parameters = written(contents.parameters, of_model),
+          .buffers = written(contents.buffers, of_model),
+          .optimizer = written(contents.optimizer, of_optimizer)};
 }
 
 absl::StatusOr<std::string> SaveCheckpoint(FileSystem& file_system, CheckpointStorage& storage,

@@ -16,7 +16,7 @@
 namespace ddp::elastic {
 
 // The state that one rank passes to SaveCheckpoint(). The caller owns the memory of the views. A
-// view of an optimizer's tensor needs no memory when another rank writes the tensor.
+// view needs no memory when another rank writes the tensor: see WrittenTensors().
 struct CheckpointContents {
   // The manifest without world_size, files, tensors and state_hash, which SaveCheckpoint() fills
   // in. Rank 0's description is saved.
@@ -43,11 +43,17 @@ struct SaveOptions {
   std::function<void(const CheckpointId&)> after_commit = nullptr;
 };
 
-// Returns which of `contents.optimizer` the rank `rank` of `world_size` writes. Depends on names,
-// types and sizes only.
-std::vector<bool> WrittenOptimizerTensors(const CheckpointContents& contents, int rank,
-                                          int world_size,
-                                          uint64_t file_bytes_max = SaveOptions().file_bytes_max);
+// Which tensors of the lists in CheckpointContents one rank writes, in their order.
+struct WrittenShare {
+  std::vector<bool> parameters;
+  std::vector<bool> buffers;
+  std::vector<bool> optimizer;
+};
+
+// Returns what the rank `rank` of `world_size` writes. Depends on names, types and sizes only, so
+// the views need no values.
+WrittenShare WrittenTensors(const CheckpointContents& contents, int rank, int world_size,
+                            uint64_t file_bytes_max = SaveOptions().file_bytes_max);
 
 // Saves one checkpoint and returns its folder. Collective over `group`: all ranks get the same
 // folder or the same error. A rank that cannot save passes an error as `contents`, so that all

@@ -211,7 +211,7 @@ TEST_F(RanksTest, ARankNeedsTheValuesOfTheTensorsThatItWrites) {
     for (size_t i = 0; i < 6; ++i) {
       contents->optimizer.push_back(TestState::View(absl::StrCat("state.", i), values));
     }
-    written[rank] = WrittenOptimizerTensors(*contents, rank, 3, /*file_bytes_max=*/20);
+    written[rank] = WrittenTensors(*contents, rank, 3, /*file_bytes_max=*/20).optimizer;
     for (size_t i = 0; i < 6; ++i) {
       if (!written[rank][i]) contents->optimizer[i].data = nullptr;
     }
