@@ -134,6 +134,25 @@ TEST_F(CheckpointerFolderTest, AFullDiskFailsASaveAndNotTheJob) {
   EXPECT_EQ(checkpointer.restore(trainer.state)->step, 3);
 }
 
+TEST_F(CheckpointerFolderTest, AFullDiskIsTheResultOfASaveInTheBackground) {
+  Checkpointer::Options options = Options();
+  options.retry_pause = std::chrono::milliseconds(0);
+  Checkpointer checkpointer(options);
+  Trainer trainer(Sgd());
+  {
+    const FullDisk full;
+    const PendingSave save = checkpointer.save_async(trainer.state);
+    EXPECT_EQ(save.durable(), "");
+    EXPECT_EQ(save.status().state, SaveStatus::State::kFailed);
+    EXPECT_THAT(save.status().error, AllOf(HasSubstr(".safetensors"), HasSubstr("File too large")));
+  }
+  EXPECT_EQ(checkpointer.stats().failed, 1);
+  EXPECT_THAT(NamesIn(folder_), ElementsAre(".owner"));
+  trainer.Train(1);
+  EXPECT_EQ(checkpointer.save_async(trainer.state).durable(), folder_ + "/step-000000000001.g0001");
+  EXPECT_EQ(checkpointer.stats().failed_in_a_row, 0);
+}
+
 TEST_F(CheckpointerFolderTest, AFailedSaveThrowsOnRequest) {
   Checkpointer::Options options = Options();
   options.on_error = Checkpointer::OnError::kThrow;

@@ -212,7 +212,7 @@ PendingSave Checkpointer::Impl::SaveAsync(const TrainingState& state) {
   absl::Status refused;
   if (!buffers_.HasFree()) refused = absl::CancelledError(kNoBuffer);
   if (store_group_ != nullptr && options_.gather != nullptr) {
-    const absl::Status agreed = AgreeToTry(std::move(refused));
+    const absl::Status agreed = AgreeToTry(refused);
     if (!agreed.ok()) {
       Record(agreed, state.step);
       return HandleOf(SaveWriter::Ended(agreed), state.step);

@@ -8,6 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <deque>
 #include <filesystem>
 #include <stdexcept>
 #include <system_error>
@@ -114,6 +115,7 @@ class Training::Impl {
     }
     if (!epoch_begun_) throw std::logic_error("next_batch() without an epoch: call next_epoch()");
     if (!stop_ && !sampler_.epoch_complete()) {
+      NoteEndedSaves();
       // The checkpoint at the end of an epoch is saved by next_epoch(), after the trainer's report
       // of the epoch.
       SaveIfDue();
@@ -284,15 +286,68 @@ class Training::Impl {
   }
 
   void SaveIfDue() {
-    if (save_due_ && !stop_) Save(Checkpointer::Urgency::kRoutine);
+    if (save_due_ && !stop_) {
+      if (options_.checkpoint_in_background) {
+        BeginSave();
+      } else {
+        Save(Checkpointer::Urgency::kRoutine);
+      }
+    }
     save_due_ = false;
+  }
+
+  void BeginSave() {
+    if (!checkpointer_) return;
+    NoteEndedSaves();
+    ThrowFailedSave();
+    state_.bucket_layout = model_.bucket_layout();
+    begun_saves_.push_back(checkpointer_->save_async(state_));
+  }
+
+  // Takes the results of the saves in the background that have ended. Never blocks.
+  void NoteEndedSaves() {
+    bool ended = false;
+    while (!begun_saves_.empty() &&
+           begun_saves_.front().status().state != SaveStatus::State::kWriting) {
+      NoteSave(begun_saves_.front());
+      begun_saves_.pop_front();
+      ended = true;
+    }
+    if (ended) checkpointer_->stats();  // reports to the agent
+  }
+
+  // Blocks until the save has ended.
+  void NoteSave(const PendingSave& save) {
+    try {
+      if (!save.durable().empty()) saved_step_ = save.step();
+    } catch (const CheckpointError& error) {
+      if (!failed_save_) failed_save_ = error.what_without_backtrace();
+    }
+  }
+
+  // Throws on every rank when a save in the background has failed for good on a rank: a rank may
+  // know it earlier than another one. Collective.
+  void ThrowFailedSave() {
+    if (SumOverRanks(failed_save_ ? 1 : 0) == 0) return;
+    AwaitSaves();
+    throw CheckpointError(failed_save_.value_or("a save has failed on another rank"));
+  }
+
+  void AwaitSaves() {
+    for (const PendingSave& save : begun_saves_) NoteSave(save);
+    begun_saves_.clear();
   }
 
   // Saves at the end of this generation, unless every rank knows that the last step is saved. A
   // rank that lost the store at the end of the last save does not know. The save is then repeated,
   // because all ranks must take part in it.
   void SaveLast() {
-    if (!checkpointer_ || SumOverRanks(saved_step_ == state_.step ? 0 : 1) == 0) return;
+    if (!checkpointer_) return;
+    if (options_.checkpoint_in_background) {
+      AwaitSaves();
+      ThrowFailedSave();
+    }
+    if (SumOverRanks(saved_step_ == state_.step ? 0 : 1) == 0) return;
     const bool saved = Save(Checkpointer::Urgency::kLast);
     if (SumOverRanks(saved ? 1 : 0) > 0) return;
     const SaveStats& stats = checkpointer_->stats();
@@ -323,6 +378,8 @@ class Training::Impl {
   TrainingState state_;
   std::optional<Checkpointer> checkpointer_;  // none without a checkpoint folder
   std::optional<RestoredCheckpoint> restored_;
+  std::deque<PendingSave> begun_saves_;     // in the background, the oldest first
+  std::optional<std::string> failed_save_;  // why one of them has failed for good
   std::unique_ptr<Lasting> phase_;
 
   std::optional<ElasticSampler::Batch> batch_;  // returned by next_batch() and not yet committed

@@ -95,6 +95,11 @@ class Training {
     // Steps between two checkpoints, >= 0. 0: a checkpoint only after the last step and when the
     // agent asks the generation to end.
     int64_t checkpoint_every = 100;
+    // False: training waits for every checkpoint until it is durable. True: training waits only for
+    // the copy of a checkpoint in memory, and a thread writes it (Checkpointer::save_async). A
+    // checkpoint that is due while two others are being written is left out. Training always waits
+    // for the one before the end of the process.
+    bool checkpoint_in_background = false;
     // The checkpoints of this run that stay on disk: by default the last 3. Rank 0 logs one line
     // when the first one is removed.
     RetentionPolicy retention = {};
@@ -128,7 +133,8 @@ class Training {
   // Begins the next epoch, or continues a restored epoch where it stopped. Collective.
   // Drops a batch that was returned and not trained. When the trainer left the loop of an epoch
   // early, also drops the rest of that epoch.
-  // Saves a checkpoint when one is due. Throws CheckpointError as Checkpointer::save() does.
+  // Saves a checkpoint when one is due. Throws CheckpointError as Checkpointer::save() does; for a
+  // checkpoint in the background, when a later one is due.
   // Returns false when all epochs are complete, or when the agent asks this generation to end. The
   // trainer then returns 0.
   bool next_epoch();

@@ -203,11 +203,14 @@ RANK_TEST(TrainingTest, AccumulatesLikeOneProcess, {1, 4}) {
       torch::allclose(testing::Flatten(trainer.net->parameters()), Reference(1).first, 0, 1e-12));
 }
 
-RANK_TEST(TrainingTest, ContinuesWhereACheckpointLies, {1, 3}) {
+void ContinuesWhereACheckpointLies(bool in_background) {
   const auto group = init_process_group();
   const std::string folder = Folder(*group);
-  const Training::Options options = {
-      .epochs = 3, .checkpoint_folder = folder, .checkpoint_every = 4, .resume = kAny};
+  const Training::Options options = {.epochs = 3,
+                                     .checkpoint_folder = folder,
+                                     .checkpoint_every = 4,
+                                     .checkpoint_in_background = in_background,
+                                     .resume = kAny};
   {
     Trainer stopped(group, options);
     EXPECT_FALSE(stopped.training.restored().has_value());
@@ -228,6 +231,13 @@ RANK_TEST(TrainingTest, ContinuesWhereACheckpointLies, {1, 3}) {
   undisturbed.Run();
   EXPECT_TRUE(torch::equal(testing::Flatten(done.net->parameters()),
                            testing::Flatten(undisturbed.net->parameters())));
+}
+
+RANK_TEST(TrainingTest, ContinuesWhereACheckpointLies, {1, 3}) {
+  ContinuesWhereACheckpointLies(/*in_background=*/false);
+}
+RANK_TEST(TrainingTest, ContinuesWhereACheckpointFromTheBackgroundLies, {1, 3}) {
+  ContinuesWhereACheckpointLies(/*in_background=*/true);
 }
 
 RANK_TEST(TrainingTest, SavesTheEndOfAnEpochAfterItsReport, 1) {
