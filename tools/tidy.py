@@ -295,7 +295,7 @@ BANS = [
             "elastic/agent/event_log.cc": "unix_time of an event, for people",
             "elastic/timers/timer_pipe.cc": "PyTorch's timers end by the host's clock",
             "elastic/timers/timer_pipe_test.cc": "the same",
-            "elastic/checkpoint/checkpointer.cc": "saved_unix_seconds of a manifest, for people",
+            "elastic/checkpoint/state_stager.cc": "saved_unix_seconds of a manifest, for people",
             "launcher/checkpoint/checkpoint_command.cc": "the ages of checkpoints, for people",
             "elastic/worker/error_file.cc": "the timestamp is part of torchrun's format",
             "launcher/job.cc": "the same, of a root cause on another node",
@@ -321,7 +321,7 @@ BANS = [
         allowed={
             "base/mutex.h": "the wrapper itself",
             "ddp/comm/backend/gloo_backend.cc": "LibTorch's Gloo brings its own",
-            "elastic/checkpoint/checkpointer.cc": "LibTorch's random generators bring their own",
+            "elastic/checkpoint/random_generators.cc": "LibTorch's generators bring their own",
         },
     ),
     Ban(r"\babsl::(Mutex|MutexLock|CondVar)\b", "use base/mutex.h: absl's is not instrumented"),
