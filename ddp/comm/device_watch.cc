@@ -192,21 +192,20 @@ void DeviceWatch::Run() {
   }
 }
 
-// Reports the failure that the other ranks' answers prove, if any. Returns false when another rank
-// has asked since `since_ns`.
-bool DeviceWatch::Inquire(const Inquiry::Awaited& awaited, int64_t since_ns) {
-  if (log_ == nullptr) return true;
+// Reports the failure that the other ranks' answers prove, if any.
+DeviceWatch::Inquired DeviceWatch::Inquire(const Inquiry::Awaited& awaited, int64_t since_ns) {
+  if (log_ == nullptr) return Inquired::kByThisRank;
   const auto failed = [&](absl::Duration limit) {
     return monitor_->AwaitFailure(limit).has_value();
   };
   const auto still = [&] { return IsOldest(awaited) ? std::optional(awaited) : std::nullopt; };
   try {
-    return inquiry_.Search(since_ns, failed, still);
+    return inquiry_.Search(since_ns, failed, still) ? Inquired::kByThisRank : Inquired::kByAnother;
   } catch (const std::exception& error) {
     LOG(WARNING) << "rank " << self_.rank
                  << ": could not ask the other ranks where they are: " << error.what();
+    return Inquired::kStoreFailed;
   }
-  return true;
 }
 
 bool DeviceWatch::IsOldest(const Inquiry::Awaited& awaited) {
@@ -222,13 +221,15 @@ bool DeviceWatch::IsOldest(const Inquiry::Awaited& awaited) {
 void DeviceWatch::ReportError(const Inquiry::Awaited& awaited, const std::string& error,
                               bool timed_out) {
   int64_t since_ns = MonotonicNanoseconds();
-  for (bool expects_report = !timed_out;; expects_report = true) {
+  Inquired inquired = Inquired::kByAnother;
+  for (bool expects_report = !timed_out; inquired == Inquired::kByAnother; expects_report = true) {
     if (expects_report && monitor_->AwaitFailure(kExplanationTimeout).has_value()) return;
-    if (Inquire(awaited, since_ns)) break;
+    inquired = Inquire(awaited, since_ns);
     since_ns = MonotonicNanoseconds();
   }
   if (monitor_->failed() || !IsOldest(awaited)) return;
-  if (timed_out || log_ == nullptr || inquiry_.silent().empty()) {
+  const bool unexplained = inquired == Inquired::kStoreFailed || !inquiry_.silent().empty();
+  if (timed_out || log_ == nullptr || !unexplained) {
     const std::string late = log_ == nullptr ? "" : inquiry_.DescribeLate(awaited);
     return monitor_->ReportOperation(absl::StrCat(awaited.what, " failed: ", error, late));
   }

@@ -89,7 +89,9 @@ class DeviceWatch {
 
   void Run();
   std::optional<Inquiry::Awaited> Oldest(int64_t* start_ns, bool* waits_for_peers) const;
-  bool Inquire(const Inquiry::Awaited& awaited, int64_t since_ns);
+  // Who asked the other ranks, since a moment.
+  enum class Inquired { kByThisRank, kByAnother, kStoreFailed };
+  Inquired Inquire(const Inquiry::Awaited& awaited, int64_t since_ns);
   bool IsOldest(const Inquiry::Awaited& awaited);
   void ReportError(const Inquiry::Awaited& awaited, const std::string& error, bool timed_out);
   void Abort();
