@@ -150,7 +150,7 @@ MUTATIONS = [
             (
                 COMMUNICATOR,
                 '  if (*proof == DeviceOutcome::kLost) Fail(what, "a peer failed");\n'
-                "  FailIfWatched(what);\n",
+                "  FailIfWatched();\n",
                 "",
             ),
         ],
