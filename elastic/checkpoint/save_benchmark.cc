@@ -44,7 +44,7 @@ class Timer {
   double Milliseconds() const { return absl::ToDoubleMilliseconds(clock_.Now() - begin_); }
 
  private:
-  const MonotonicClock clock_;
+  const MonotonicClock clock_{};
   const absl::Time begin_ = clock_.Now();
 };
 

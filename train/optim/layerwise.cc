@@ -48,7 +48,7 @@ double EpsilonOf(at::ScalarType type) {
 
 // Returns the mean of the squares along a dimension, which stays with size 1.
 at::Tensor MeanSquare(const at::Tensor& gradient, int64_t dimension) {
-  return at::linalg_vector_norm(gradient, 2, {{dimension}}, /*keepdim=*/true)
+  return at::linalg_vector_norm(gradient, 2, at::IntArrayRef{dimension}, /*keepdim=*/true)
       .square_()
       .div_(gradient.size(dimension));
 }
