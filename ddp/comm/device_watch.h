@@ -89,7 +89,7 @@ class DeviceWatch {
 
   void Run();
   std::optional<Inquiry::Awaited> Oldest(int64_t* start_ns, bool* waits_for_peers) const;
-  // Who asked the other ranks, since a moment.
+  // The end of an inquiry: this rank asked the others, another rank did, or the store failed.
   enum class Inquired { kByThisRank, kByAnother, kStoreFailed };
   Inquired Inquire(const Inquiry::Awaited& awaited, int64_t since_ns);
   bool IsOldest(const Inquiry::Awaited& awaited);

@@ -165,6 +165,22 @@ RANK_TEST(RpcTest, NoThreadPollsWhereCoresAreFew, .world_size = 2,
   });
 }
 
+// One worker offers shared memory (where there are two cores), the other one does not.
+RANK_TEST(RpcTest, WorkersOfDifferentTransportsReachEachOther, 2) {
+  Registry registry;
+  registry.function("size", [](const at::Tensor& tensor) { return tensor.numel(); });
+  const auto group = init_process_group();
+  ::setenv("LOCAL_WORLD_SIZE", group->rank() == 0 ? "4096" : "1", /*overwrite=*/1);
+  const auto workers =
+      init(NameOf(group->rank()), group->store(),
+           {.rank = group->rank(), .world_size = group->size(), .registry = std::move(registry)});
+  const std::string other = NameOf(1 - group->rank());
+  for (const int64_t elements : {1, 1 << 16}) {
+    EXPECT_EQ(sync<int64_t>(other, "size", at::ones({elements})), elements);
+  }
+  workers->shutdown();
+}
+
 RANK_TEST(RpcTest, ErrorsNameWorkerFunctionAndReason, 2) {
   Job job(Functions());
   OnFirst(job, [&] {
